@@ -1,0 +1,1 @@
+"""Policies: MiniVLA, and what trains policies from demonstrations."""

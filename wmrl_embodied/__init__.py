@@ -1,0 +1,1 @@
+"""Reinforcement learning on learned world models, corrected by a few real executions."""

@@ -1,0 +1,1 @@
+"""What turns environments, policies and world models into the `Task` that the core trains on."""

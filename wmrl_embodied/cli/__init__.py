@@ -1,0 +1,1 @@
+"""One thin file a command; everything they do lives on lower floors."""

@@ -1,0 +1,1 @@
+"""The method. Knows no simulator, robot or language model; torch, numpy and scikit-learn only."""

@@ -1,0 +1,1 @@
+"""Learned models of dynamics and of the score of a whole attempt."""
