@@ -1,0 +1,37 @@
+"""Builders shared by the tests of the core; hypothesis draws the same examples in every run."""
+
+from collections.abc import Callable, Sequence
+
+import hypothesis
+import pytest
+import torch
+
+from wmrl_embodied.core.types import Context, Group, Trajectory
+
+hypothesis.settings.register_profile("core", derandomize=True, deadline=None, max_examples=60, database=None)
+hypothesis.settings.load_profile("core")
+
+NAN = float("nan")
+
+
+@pytest.fixture(scope="session")
+def make_group() -> Callable[..., Group]:
+    """Builds a group of one-decision trajectories from its scores; None is a missing score."""
+
+    def build(
+        executed: Sequence[float | None] | None = None,
+        predicted: Sequence[float | None] | None = None,
+        variance: float = NAN,
+        anchor: bool | None = None,
+        index: int = 0,
+    ) -> Group:
+        size = len(executed if executed is not None else predicted)
+        number = [NAN if s is None else s for s in executed or [None] * size]
+        guess = [NAN if s is None else s for s in predicted or [None] * size]
+        members = [
+            Trajectory({"x": torch.zeros(1, 1)}, torch.zeros(1), torch.ones(1), r, p, variance)
+            for r, p in zip(number, guess, strict=True)
+        ]
+        return Group(Context("toy", index), members, executed is not None if anchor is None else anchor)
+
+    return build
