@@ -1,1 +1,44 @@
-"""The method. Knows no simulator, robot or language model; torch, numpy and scikit-learn only."""
+"""The method. Knows no simulator, robot or language model, and few libraries: torch, numpy, scikit-learn."""
+
+from wmrl_embodied.core.advantages import GroupAdvantages, group_advantages
+from wmrl_embodied.core.anchors import AnchorSchedule
+from wmrl_embodied.core.debias import MonotoneMap, fit_binned, fit_isotonic
+from wmrl_embodied.core.denoise import DisagreementWeight, disagreement
+from wmrl_embodied.core.estimators import ESTIMATORS, Estimator, Weighted, make_estimator
+from wmrl_embodied.core.ledger import Ledger, LedgerBroken, LedgerFull, LedgerLocked
+from wmrl_embodied.core.policy_gradient import UpdateSettings, clipped_surrogate, kl_k3, update_policy
+from wmrl_embodied.core.seeding import generator, rng
+from wmrl_embodied.core.types import Context, Group, Policy, Score, Task, Trajectory, WorldModel, collate
+
+__all__ = [
+    "ESTIMATORS",
+    "AnchorSchedule",
+    "Context",
+    "DisagreementWeight",
+    "Estimator",
+    "Group",
+    "GroupAdvantages",
+    "Ledger",
+    "LedgerBroken",
+    "LedgerFull",
+    "LedgerLocked",
+    "MonotoneMap",
+    "Policy",
+    "Score",
+    "Task",
+    "Trajectory",
+    "UpdateSettings",
+    "Weighted",
+    "WorldModel",
+    "clipped_surrogate",
+    "collate",
+    "disagreement",
+    "fit_binned",
+    "fit_isotonic",
+    "generator",
+    "group_advantages",
+    "kl_k3",
+    "make_estimator",
+    "rng",
+    "update_policy",
+]

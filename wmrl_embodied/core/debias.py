@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.isotonic import isotonic_regression
 
 from wmrl_embodied.core.choices import unknown
 
@@ -28,6 +27,9 @@ def _fit(
     x: ArrayLike, y: ArrayLike, weights: ArrayLike | None, cells: Callable[[np.ndarray], np.ndarray]
 ) -> Knots | None:
     """Mean of each cell of sorted x, then pool adjacent violators; None with fewer than two cells."""
+    # Here, because it takes as long to import as torch, and every worker process imports this package.
+    from sklearn.isotonic import isotonic_regression
+
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     w = np.ones_like(x) if weights is None else np.asarray(weights, np.float64)
     if not x.shape == y.shape == w.shape or x.ndim != 1:
