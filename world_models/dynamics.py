@@ -52,11 +52,12 @@ class Belief:
 
     Attributes:
         hidden: (E, B, W) recurrent state.
-        features: (E, B, D); `first_features` (E, B, D) are those of the first observation.
+        features: (E, B, D), standardised; `first_features` (E, B, D) are those of the first observation.
         proprio: (E, B, P), normalised as the policy sees it.
         scene: (E, B, W) what was read off the first observation and the instruction.
         landmarks: (E, B, J, 3).
-        displacement: (E, B, A) sum of all action chunks so far.
+        commanded: (B, P) where the actions so far tell the hand to be, and `free` (B, P) where it would be had it
+            touched nothing.
     """
 
     hidden: Tensor
@@ -65,7 +66,37 @@ class Belief:
     proprio: Tensor
     scene: Tensor
     landmarks: Tensor
-    displacement: Tensor
+    commanded: Tensor
+    free: Tensor
+
+
+class FreeMotion(nn.Module):
+    """A position-controlled hand in free space: a command integrates the actions within limits, the hand follows.
+
+    command <- clip(command + gain . action, low, high); hand <- hand + rate (command - hand), once an action.
+    These few numbers are learned from a handful of attempts and are nearly exact until something is touched, so
+    that the recurrent part is left with contact only.
+    """
+
+    def __init__(self, action_dim: int, proprio_dim: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.zeros(action_dim, proprio_dim))
+        self.low = nn.Parameter(torch.full((proprio_dim,), -4.0))
+        self.high = nn.Parameter(torch.full((proprio_dim,), 4.0))
+        self.rate = nn.Parameter(torch.full((proprio_dim,), -0.7))
+
+    def forward(self, commanded: Tensor, hand: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, P), (B, P), (B, K, A) -> the command and the hand after the chunk."""
+        moves, rate = action @ self.gain, torch.sigmoid(self.rate)
+        for move in moves.unbind(1):
+            commanded = torch.maximum(torch.minimum(commanded + move, self.high), self.low)
+            hand = torch.lerp(hand, commanded, rate)
+        return commanded, hand
+
+    @torch.no_grad()
+    def fit_gain(self, action: Tensor, moved: Tensor) -> None:
+        """Least-squares start for the gain from chunks (N, K, A) and how far the hand moved in each (N, P)."""
+        self.gain.copy_(torch.linalg.lstsq(action.sum(1), moved).solution)
 
 
 class DynamicsEnsemble(nn.Module):
@@ -93,23 +124,25 @@ class DynamicsEnsemble(nn.Module):
         self.settings = settings or DynamicsSettings()
         members, width, landmarks = self.settings.members, self.settings.width, self.settings.landmarks
         generator = torch.Generator().manual_seed(seed)
+        self.register_buffer("feature_mean", torch.zeros(feature_dim))
+        self.register_buffer("feature_std", torch.ones(feature_dim))
 
         def linear(inputs: int, outputs: int) -> EnsembleLinear:
             return EnsembleLinear(members, inputs, outputs, generator)
 
-        chunk, self._action_dim = action_shape
-        actions = self._action_dim
+        chunk, actions = action_shape
         self.words = nn.Parameter(0.5 * torch.randn(vocabulary, width // 2, generator=generator))
         self.scene_in = linear(feature_dim + proprio_dim + width // 2, width)
         self.scene_out = linear(width, width)
         self.place = linear(width, 3 * landmarks)
         self.hidden_in = linear(width, width)
         relative = 4 * landmarks
-        self.gates = linear(chunk * actions + actions + proprio_dim + relative + width, 3 * width)
+        self.gates = linear(chunk * actions + 2 * proprio_dim + 2 * relative + width, 3 * width)
         self.gates_hidden = linear(width, 3 * width)
         self.move = linear(width, proprio_dim)
+        self.free_motion = FreeMotion(actions, proprio_dim)
         self.change = linear(width, feature_dim)
-        self.hazard_in = linear(2 * width + 2 * relative + proprio_dim, width)
+        self.hazard_in = linear(2 * width + 3 * relative + 2 * proprio_dim, width)
         self.hazard_out = linear(width, 1)
         nn.init.constant_(self.hazard_out.bias, -3.0)  # success during a chunk is rare
 
@@ -117,6 +150,8 @@ class DynamicsEnsemble(nn.Module):
         """Beliefs from a first observation: (B, D), (B, P), (B, L)."""
         present = (tokens > 0).to(features.dtype)[..., None]
         told = (self.words[tokens] * present).sum(1) / present.sum(1).clamp(min=1)
+        features = (features - self.feature_mean) / self.feature_std
+        first = proprio
         features, proprio, told = (self._all(value) for value in (features, proprio, told))
         scene = F.silu(self.scene_out(F.silu(self.scene_in(torch.cat([features, proprio, told], -1)))))
         return Belief(
@@ -126,30 +161,40 @@ class DynamicsEnsemble(nn.Module):
             proprio=proprio,
             scene=scene,
             landmarks=self.place(scene).unflatten(-1, (-1, 3)),
-            displacement=proprio.new_zeros(*proprio.shape[:2], self._action_dim),
+            commanded=first,
+            free=first,
         )
 
     def step(self, belief: Belief, action: Tensor) -> tuple[Belief, Tensor]:
         """Imagine one chunk (B, K, A); returns the next belief and the hazard's logit (E, B)."""
-        total = action.sum(-2) / math.sqrt(action.shape[-2])
-        displacement = belief.displacement + self._all(total)
-        before = _relative(belief.proprio, belief.landmarks)
-        gates = self.gates(
-            torch.cat([self._all(action.flatten(1)), displacement, belief.proprio, before, belief.scene], -1)
-        )
-        reset, update, candidate = gates.chunk(3, -1)
+        commanded, free = self.free_motion(belief.commanded, belief.free, action)
+        order = self._all(commanded)
+        before, wanted = _relative(belief.proprio, belief.landmarks), _relative(order, belief.landmarks)
+        reset, update, candidate = self.gates(
+            torch.cat([self._all(action.flatten(1)), order, belief.proprio, before, wanted, belief.scene], -1)
+        ).chunk(3, -1)
         reset_h, update_h, candidate_h = self.gates_hidden(belief.hidden).chunk(3, -1)
         candidate = torch.tanh(candidate + torch.sigmoid(reset + reset_h) * candidate_h)
         hidden = torch.lerp(candidate, belief.hidden, torch.sigmoid(update + update_h))
-        proprio = belief.proprio + self.move(hidden)
+        proprio = free + self.move(hidden)
         after = _relative(proprio, belief.landmarks)
-        judged = torch.cat([hidden, belief.scene, proprio, before, after], -1)
+        judged = torch.cat([hidden, belief.scene, proprio, order, before, after, wanted], -1)
         logit = self.hazard_out(F.silu(self.hazard_in(judged)))[..., 0]
         features = belief.first_features + self.change(hidden)
-        return (
-            Belief(hidden, features, belief.first_features, proprio, belief.scene, belief.landmarks, displacement),
-            logit,
+        following = Belief(
+            hidden, features, belief.first_features, proprio, belief.scene, belief.landmarks, commanded, free
         )
+        return following, logit
+
+    def standardise_features(self, features: Tensor) -> None:
+        """Set the scale on which features are read and predicted from a sample (N, D). Keypoints move by a few
+        hundredths of the image; without this the error in them would weigh nothing."""
+        self.feature_mean.copy_(features.mean(0))
+        self.feature_std.copy_(features.std(0).clamp(min=1e-3))
+
+    def seen(self, belief: Belief) -> Tensor:
+        """(B, D) the members' mean prediction of the policy's features, on the policy's scale."""
+        return belief.features.mean(0) * self.feature_std + self.feature_mean
 
     def _all(self, value: Tensor) -> Tensor:
         """(B, ...) -> (E, B, ...), the same for every member."""

@@ -119,6 +119,8 @@ class DynamicsLearner:
         if not self._groups:
             return {}
         rng = np.random.default_rng([self._seed, self._updates])
+        if self._updates == 0:
+            self._fit_scales()
         self._updates += 1
         history = []
         for _ in range(self.settings.steps if steps is None else steps):
@@ -154,6 +156,16 @@ class DynamicsLearner:
         self._optimizer.load_state_dict(state["optimizer"])
         self._updates = state["updates"]
 
+    def _fit_scales(self) -> None:
+        """Before the first step: the scale of the features and how far an action moves the hand."""
+        was_run = [s.valid > 0 for s in self._groups]
+        groups = list(zip(self._groups, was_run, strict=True))
+        self.model.standardise_features(torch.cat([s.features[:, :-1][run] for s, run in groups]))
+        self.model.free_motion.fit_gain(
+            torch.cat([s.action[run] for s, run in groups]),
+            torch.cat([s.proprio.diff(dim=1)[run] for s, run in groups]),
+        )
+
     def _draw(self, rng: np.random.Generator) -> np.ndarray:
         wanted = min(self.settings.groups_per_batch, len(self._groups))
         recent = min(round(self.settings.newest_share * wanted), self.settings.newest)
@@ -171,10 +183,11 @@ class DynamicsLearner:
             torch.cat([getattr(sequences, name) for sequences in batch]) for name in names
         )
         belief = self.model.start(features[:, 0], proprio[:, 0], tokens)
+        target = (features - self.model.feature_mean) / self.model.feature_std
         feature_error, proprio_error, logits = [], [], []
         for chunk in range(int(valid.sum(1).max())):
             belief, logit = self.model.step(belief, action[:, chunk])
-            feature_error.append((belief.features - features[:, chunk + 1]).square().mean(-1))
+            feature_error.append((belief.features - target[:, chunk + 1]).square().mean(-1))
             proprio_error.append((belief.proprio - proprio[:, chunk + 1]).square().mean(-1))
             logits.append(logit)
         length = len(logits)

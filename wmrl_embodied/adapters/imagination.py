@@ -38,5 +38,5 @@ class ImaginedWorld:
     def step(self, action: Tensor, running: Tensor) -> Outcome:
         """Imagine a chunk for every row; E judges."""
         self._belief, logit = self._model.step(self._belief, action)
-        observation = Observation(self._belief.features.mean(0), self._belief.proprio.mean(0), self._tokens)
+        observation = Observation(self._model.seen(self._belief), self._belief.proprio.mean(0), self._tokens)
         return Outcome(observation, torch.sigmoid(logit), torch.full((len(action),), action.shape[1]))
