@@ -20,7 +20,8 @@ from wmrl_embodied.core.types import Context, Trajectory
 @dataclass(frozen=True)
 class Observation:
     """What the policy sees in N attempts: `features` (N, D) of its frozen vision encoder, `proprio` (N, P)
-    as the policy's preprocessor normalises it, `tokens` (N, L) of the instruction."""
+    as the policy's preprocessor normalises it, `tokens` (N, L) of the instruction.
+    """
 
     features: Tensor
     proprio: Tensor

@@ -1,0 +1,215 @@
+"""The loop of the method, top to bottom; one step a call.
+
+Knows the three protocols and nothing else, so robots and research agents train through the same lines. All
+randomness is keyed by (seed, step): a step that is repeated after a crash draws the same contexts, anchors and
+noise, finds what it already executed in the ledger, and pays for the rest only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from wmrl_embodied.core.anchors import AnchorSchedule
+from wmrl_embodied.core.estimators import Estimator
+from wmrl_embodied.core.ledger import Ledger
+from wmrl_embodied.core.policy_gradient import UpdateSettings, update_policy
+from wmrl_embodied.core.seeding import generator, rng
+from wmrl_embodied.core.types import Context, Group, Policy, Task
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """Sizes of a training step.
+
+    Attributes:
+        groups: groups m a step.
+        group_size: attempts G a group.
+        warmup_steps: first steps in which every group is executed, where the arm uses predictions: they teach
+            the world model before it is believed, train the policy like any executed group, and count as such.
+        disk_per_execution: bytes that must be free for each attempt before it is executed.
+    """
+
+    groups: int = 8
+    group_size: int = 8
+    warmup_steps: int = 0
+    disk_per_execution: int = 200_000
+
+    def __post_init__(self) -> None:
+        """Check the sizes.
+
+        Raises:
+            ValueError: names the setting, its value and its limits.
+        """
+        if self.groups < 1:
+            raise ValueError(f"groups={self.groups}: must be at least 1")
+        if self.group_size < 2:
+            raise ValueError(
+                f"group_size={self.group_size}: a group of one has no advantage; must be at least 2"
+            )
+        if self.warmup_steps < 0:
+            raise ValueError(f"warmup_steps={self.warmup_steps}: must be at least 0")
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step did: `metrics` for the log, and the `executed` groups with both scores."""
+
+    metrics: dict[str, float]
+    executed: list[Group]
+
+
+class Interrupted(RuntimeError):
+    """The run was asked to stop; everything executed so far is in the ledger."""
+
+
+class Trainer:
+    """Trains `policy` in place.
+
+    Args:
+        task: contexts, imagined and executed groups, the world model.
+        policy: learns; its parameters are those of `optimizer`.
+        reference: frozen policy of the KL term, or None.
+        estimator: how scores become advantages.
+        schedule: which groups are executed.
+        optimizer: of the policy.
+        ledger: record of every execution.
+        settings: sizes of a step.
+        update: settings of the policy update.
+        seed: of the run.
+        should_stop: asked between executions; True ends the step with `Interrupted`.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        policy: Policy,
+        reference: Policy | None,
+        estimator: Estimator,
+        schedule: AnchorSchedule,
+        optimizer: torch.optim.Optimizer,
+        ledger: Ledger,
+        settings: TrainerSettings,
+        update: UpdateSettings,
+        seed: int,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.task = task
+        self.policy = policy
+        self.reference = reference
+        self.estimator = estimator
+        self.schedule = schedule
+        self.optimizer = optimizer
+        self.ledger = ledger
+        self.settings = settings
+        self.update = update
+        self.seed = seed
+        self.should_stop = should_stop
+        self.step_count = 0
+        self.executions = 0
+        self.imagined = 0
+
+    def step(self) -> StepResult:
+        """One step of the method; raises `Interrupted` when asked to stop, `LedgerFull` without disk space."""
+        step, settings, seconds = self.step_count, self.settings, {}
+        contexts = self.task.sample_contexts(settings.groups, rng(self.seed, step, "contexts"))
+        anchors, probability = self._choose_anchors(step)
+
+        with _timed(seconds, "execute"):
+            executed = self._execute(contexts, anchors, step)
+        with _timed(seconds, "imagine"):
+            rest = [context for context, anchor in zip(contexts, anchors, strict=True) if not anchor]
+            imagined = []
+            if self.estimator.uses_predictions and rest:
+                imagined = self.task.imagine(self.policy, rest, settings.group_size, step)
+        groups = [
+            replace(group, inclusion_probability=float(probability[0])) for group in executed + imagined
+        ]
+        executed = groups[: len(executed)]
+        with _timed(seconds, "predict"):
+            if self.estimator.uses_predictions:
+                self.task.predict(self.policy, executed, step)
+
+        with _timed(seconds, "correction"):
+            self.estimator.observe(executed)
+            weighted = self.estimator.advantages(groups)
+        with _timed(seconds, "policy"):
+            policy_metrics = update_policy(
+                self.policy,
+                self.reference,
+                [trajectory for group in groups for trajectory in group.trajectories],
+                np.concatenate(weighted.advantages) if groups else np.zeros(0),
+                self.optimizer,
+                self.update,
+                generator(self.seed, step, "minibatches"),
+            )
+        with _timed(seconds, "world_model"):
+            learned = self.task.learn(executed, step) if self.estimator.uses_predictions else {}
+
+        self.step_count += 1
+        self.executions += sum(len(group) for group in executed)
+        self.imagined += sum(len(group) for group in imagined)
+        metrics = {
+            "step": self.step_count,
+            "executions": self.executions,
+            "imagined": self.imagined,
+            "executed_success": _mean([group.executed for group in executed]),
+            "predicted_mean": _mean([group.predicted for group in groups]),
+            **{f"policy/{name}": value for name, value in policy_metrics.items()},
+            **{f"correction/{name}": value for name, value in weighted.metrics.items()},
+            **{f"world_model/{name}": value for name, value in learned.items()},
+            **{f"seconds/{part}": value for part, value in seconds.items()},
+        }
+        return StepResult(metrics, executed)
+
+    def _choose_anchors(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """(m,) which groups are executed, and with which probability each was chosen."""
+        size = self.settings.groups
+        warming_up = self.estimator.uses_predictions and step < self.settings.warmup_steps
+        if self.estimator.executes_all or warming_up:
+            share = AnchorSchedule(1.0, floor=0, budget=self.schedule.budget)
+        elif self.estimator.uses_anchors:
+            share = self.schedule
+        else:
+            share = AnchorSchedule(0.0)
+        return share.choose(size, rng(self.seed, step, "anchors"), self.executions, self.settings.group_size)
+
+    def _execute(self, contexts: Sequence[Context], anchors: np.ndarray, step: int) -> list[Group]:
+        """The anchor groups, in the order of `contexts`; each in the ledger before it is returned."""
+        wanted = [context for context, anchor in zip(contexts, anchors, strict=True) if anchor]
+        done = {group.context: group for group in self.ledger.groups(step)}
+        missing = [context for context in wanted if context not in done]
+        size = self.settings.group_size
+        self.ledger.ensure_space(len(missing) * size * self.settings.disk_per_execution)
+        self._check_stop()
+        if missing:
+            for group in self.task.execute(self.policy, missing, size, step):
+                self.ledger.append(step, group, seed=self.seed)
+                done[group.context] = group
+                self._check_stop()
+        return [replace(done[context], anchor=True) for context in wanted]
+
+    def _check_stop(self) -> None:
+        if self.should_stop():
+            raise Interrupted(
+                f"stopped in step {self.step_count + 1}; what was executed is in {self.ledger.folder}"
+            )
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], part: str) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    seconds[part] = time.perf_counter() - started
+
+
+def _mean(scores: Sequence[np.ndarray]) -> float | None:
+    """Mean over all scores that are there; None where there are none."""
+    known = np.concatenate([*scores, np.zeros(0)])
+    known = known[np.isfinite(known)]
+    return float(known.mean()) if len(known) else None
