@@ -1,5 +1,6 @@
 """Monotone maps: published numbers by hand, order independence, the online schedule and the odd inputs."""
 
+import itertools
 import json
 import logging
 import warnings
@@ -169,6 +170,21 @@ def test_a_constant_offset_is_no_centred_residual():
     online.observe([0.0, 0.5], [0.25, 0.75])
     assert online.metrics()["residual_before"] == 0
     assert online.metrics()["residual_explained"] == 0
+
+
+def test_rounding_reorders_no_scores():
+    # By plain interpolation the score just below 1 would become 0, above the one at 1.
+    below, at = interpolate((np.array([-1.0, 1.0]), np.array([-1.0, -1e-17])), [np.nextafter(1, 0), 1])
+    assert below <= at == -1e-17
+
+
+@pytest.mark.parametrize("kind", sorted(FITS))
+def test_sums_do_not_depend_on_the_order_of_tied_pairs(kind):
+    # 0.1 + 0.2 + 0.3 rounds in two ways.
+    x, y = np.array([0.5, 0.5, 0.5, 0.9]), np.array([0.1, 0.2, 0.3, 1.0])
+    expected = FITS[kind](x, y)
+    for order in itertools.permutations(range(4)):
+        np.testing.assert_array_equal(FITS[kind](x[list(order)], y[list(order)]), expected)
 
 
 @given(pairs, st.sampled_from(sorted(FITS)), st.randoms())

@@ -171,12 +171,13 @@ def test_a_line_cut_anywhere_costs_no_group(data):
         assert lines.read_bytes().startswith(whole)
 
 
-def test_a_torn_line_is_said_and_a_reader_leaves_it_alone(tmp_path, caplog):
+@pytest.mark.parametrize("missing", [1, 5])  # 1: all but the end of the line is there
+def test_a_torn_line_is_said_and_a_reader_leaves_it_alone(tmp_path, caplog, missing):
     with Ledger(tmp_path) as ledger:
         ledger.append(0, small_group())
         ledger.append(1, small_group(1))
     lines = tmp_path / "ledger.jsonl"
-    torn = lines.read_bytes()[:-5]
+    torn = lines.read_bytes()[:-missing]
     lines.write_bytes(torn)
     with Ledger(tmp_path, read_only=True) as reader:
         assert len(reader) == 1
