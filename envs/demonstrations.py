@@ -38,7 +38,9 @@ def demonstrations(
     for task in tasks:
         kept = tried = 0
         while kept < per_task:
-            batch = [(task, DEMONSTRATION[tried + slot]) for slot in range(min(pool.workers, per_task - kept))]
+            batch = [
+                (task, DEMONSTRATION[tried + slot]) for slot in range(min(pool.workers, per_task - kept))
+            ]
             tried += len(batch)
             for episode in pool.demonstrate(batch, noise, seed):
                 if episode.success:

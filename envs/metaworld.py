@@ -27,8 +27,24 @@ PROPRIO_DIM = 4  # hand position x, y, z in metres and gripper opening in [0, 1]
 
 # Their meshes are 68k faces and 80 % of the render time; the wrist's own cylinders stand in for them.
 _ARM_BODIES = frozenset(
-    "pedestal pedestal_feet controller_box torso head screen RetainingWall right_arm_base_link right_hand "
-    "right_l0 right_l1 right_l2 right_l3 right_l4 right_l5 right_l6".split()
+    [
+        "pedestal",
+        "pedestal_feet",
+        "controller_box",
+        "torso",
+        "head",
+        "screen",
+        "RetainingWall",
+        "right_arm_base_link",
+        "right_hand",
+        "right_l0",
+        "right_l1",
+        "right_l2",
+        "right_l3",
+        "right_l4",
+        "right_l5",
+        "right_l6",
+    ]
 )
 _WRIST_BODIES = frozenset(("right_l6", "right_hand"))
 _WRIST_COLOUR = (0.5, 0.1, 0.1, 1.0)

@@ -132,7 +132,9 @@ class SimulatorPool:
         self._processes = []
         context = multiprocessing.get_context("spawn")  # fork is unsafe once torch has started threads
         threads = os.environ.get("OMP_NUM_THREADS")
-        os.environ["OMP_NUM_THREADS"] = "1"  # inherited by the workers: physics of one process is serial anyway
+        os.environ["OMP_NUM_THREADS"] = (
+            "1"  # inherited by the workers: physics of one process is serial anyway
+        )
         try:
             for _ in range(workers):
                 ours, theirs = context.Pipe()
@@ -147,7 +149,9 @@ class SimulatorPool:
             else:
                 os.environ["OMP_NUM_THREADS"] = threads
 
-    def reset(self, contexts: Sequence[tuple[str, int]], stop_at_success: bool = True) -> tuple[dict, list[dict]]:
+    def reset(
+        self, contexts: Sequence[tuple[str, int]], stop_at_success: bool = True
+    ) -> tuple[dict, list[dict]]:
         """Start one episode per (task, listed initial state); returns stacked observations and infos.
 
         Row i runs on worker i mod `workers`; results do not depend on which worker runs a row.
@@ -155,7 +159,9 @@ class SimulatorPool:
         for task, _ in contexts:
             check_task(task)
         shares = [list(range(worker, len(contexts), len(self._pipes))) for worker in range(len(self._pipes))]
-        self._place = {row: (worker, slot) for worker, share in enumerate(shares) for slot, row in enumerate(share)}
+        self._place = {
+            row: (worker, slot) for worker, share in enumerate(shares) for slot, row in enumerate(share)
+        }
         calls = {
             worker: ("reset", ([contexts[row] for row in share], stop_at_success))
             for worker, share in enumerate(shares)
@@ -188,13 +194,17 @@ class SimulatorPool:
         observations, rewards, terminated, truncated, infos = zip(*results, strict=True)
         return _stack(observations), np.array(rewards), np.array(terminated), np.array(truncated), list(infos)
 
-    def demonstrate(self, contexts: Sequence[tuple[str, int]], noise: float, seed: int) -> list[Demonstration]:
+    def demonstrate(
+        self, contexts: Sequence[tuple[str, int]], noise: float, seed: int
+    ) -> list[Demonstration]:
         """Expert episodes, one per context and at most one per worker at a time.
 
         `noise` is the standard deviation added to the executed hand displacement, in action units.
         """
         if len(contexts) > len(self._pipes):
-            raise ValueError(f"{len(contexts)} demonstrations at once, but there are {len(self._pipes)} workers")
+            raise ValueError(
+                f"{len(contexts)} demonstrations at once, but there are {len(self._pipes)} workers"
+            )
         answers = self._call(
             {worker: ("demonstrate", (*context, noise, seed)) for worker, context in enumerate(contexts)}
         )

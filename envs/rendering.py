@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("MUJOCO_GL", "egl")
-os.environ.setdefault("LP_NUM_THREADS", "1")  # Mesa's software renderer: its threads cost more than 64 px need
+os.environ.setdefault(
+    "LP_NUM_THREADS", "1"
+)  # Mesa's software renderer: its threads cost more than 64 px need
 
 from dataclasses import dataclass  # noqa: E402
 
@@ -116,4 +118,6 @@ def probe() -> None:
     finally:
         renderer.close()
     if not image.any():
-        raise RenderingUnavailable(f"MUJOCO_GL={os.environ['MUJOCO_GL']} renders black pictures. {_INSTALL_HINT}")
+        raise RenderingUnavailable(
+            f"MUJOCO_GL={os.environ['MUJOCO_GL']} renders black pictures. {_INSTALL_HINT}"
+        )

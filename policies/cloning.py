@@ -62,7 +62,10 @@ def load_frames(dataset: LeRobotDataset, image_key: str, chunk_size: int) -> Fra
     missing = [key for key in (image_key, OBS_STATE, ACTION) if key not in dataset.features]
     if missing:
         raise KeyError(f"{dataset.root}: no feature {missing}; it has {sorted(dataset.features)}")
-    rows = [dataset[index] for index in tqdm(range(len(dataset)), desc="reading frames", unit="frame", leave=False)]
+    rows = [
+        dataset[index]
+        for index in tqdm(range(len(dataset)), desc="reading frames", unit="frame", leave=False)
+    ]
     action = torch.stack([row[ACTION] for row in rows])
     episode = torch.stack([row["episode_index"] for row in rows])
     ahead = torch.arange(len(rows))[:, None] + torch.arange(chunk_size)
@@ -89,7 +92,9 @@ def new_policy(
         device="cpu",
         **overrides,
     )
-    with torch.random.fork_rng(devices=[]):  # initial weights are a function of the seed; global state untouched
+    with torch.random.fork_rng(
+        devices=[]
+    ):  # initial weights are a function of the seed; global state untouched
         torch.manual_seed(seed)
         policy = MiniVLAPolicy(config)
     return policy, *make_mini_vla_pre_post_processors(config, dataset.meta.stats)
@@ -132,7 +137,9 @@ def clone(
             }
         )
         if not torch.isfinite(loss):
-            raise FloatingPointError(f"behaviour cloning: loss {loss.item()} at step {step}; lower the learning rate")
+            raise FloatingPointError(
+                f"behaviour cloning: loss {loss.item()} at step {step}; lower the learning rate"
+            )
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
@@ -150,5 +157,3 @@ def _minibatches(size: int, settings: CloningSettings) -> Iterator[Tensor]:
     while True:
         order = torch.from_numpy(rng.permutation(size))
         yield from order.split(settings.batch_size)
-
-

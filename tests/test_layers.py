@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-CORE_MAY_IMPORT = {"numpy", "sklearn", "torch", "wmrl_embodied", *sys.stdlib_module_names}
+CORE_MAY_IMPORT = {"numpy", "safetensors", "sklearn", "torch", "wmrl_embodied", *sys.stdlib_module_names}
 
 
 def lint_imports(tree):

@@ -188,7 +188,8 @@ class DynamicsEnsemble(nn.Module):
 
     def standardise_features(self, features: Tensor) -> None:
         """Set the scale on which features are read and predicted from a sample (N, D). Keypoints move by a few
-        hundredths of the image; without this the error in them would weigh nothing."""
+        hundredths of the image; without this the error in them would weigh nothing.
+        """
         self.feature_mean.copy_(features.mean(0))
         self.feature_std.copy_(features.std(0).clamp(min=1e-3))
 

@@ -91,7 +91,9 @@ class DynamicsLearner:
         seed: of the minibatches.
     """
 
-    def __init__(self, model: DynamicsEnsemble, chunks: int, settings: LearnerSettings, seed: int = 0) -> None:
+    def __init__(
+        self, model: DynamicsEnsemble, chunks: int, settings: LearnerSettings, seed: int = 0
+    ) -> None:
         self.model = model
         self.chunks = chunks
         self.settings = settings

@@ -46,9 +46,13 @@ class MiniVLAConfig(PreTrainedConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.action_std <= 0:
-            raise ValueError(f"action_std={self.action_std}: must be above 0, or log-probabilities are infinite")
+            raise ValueError(
+                f"action_std={self.action_std}: must be above 0, or log-probabilities are infinite"
+            )
         if not 1 <= self.n_action_steps <= self.chunk_size:
-            raise ValueError(f"n_action_steps={self.n_action_steps}: must be in [1, chunk_size={self.chunk_size}]")
+            raise ValueError(
+                f"n_action_steps={self.n_action_steps}: must be in [1, chunk_size={self.chunk_size}]"
+            )
 
     @property
     def feature_dim(self) -> int:

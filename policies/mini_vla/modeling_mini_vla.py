@@ -113,7 +113,9 @@ def _layer(width: int, heads: int) -> nn.TransformerEncoderLayer:
     )
 
 
-def clipped_gaussian_log_prob(action: Tensor, mean: Tensor, std: float, limit: float = ACTION_LIMIT) -> Tensor:
+def clipped_gaussian_log_prob(
+    action: Tensor, mean: Tensor, std: float, limit: float = ACTION_LIMIT
+) -> Tensor:
     """Log-probability of an action that was clipped to [-limit, limit] after sampling from a Gaussian.
 
     Inside the limits it is the Gaussian's density; at a limit it is the mass beyond it, since that is what the
@@ -177,9 +179,7 @@ class MiniVLAPolicy(PreTrainedPolicy):
         size, chunks = batch["features"].shape[:2]
         instruction = self.language(batch["tokens"]).repeat_interleave(chunks, 0)
         mean = self.trunk(batch["features"].flatten(0, 1), batch["proprio"].flatten(0, 1), instruction)
-        per_dimension = clipped_gaussian_log_prob(
-            batch["action"].flatten(0, 1), mean, self.config.action_std
-        )
+        per_dimension = clipped_gaussian_log_prob(batch["action"].flatten(0, 1), mean, self.config.action_std)
         return rearrange(per_dimension.sum(-1), "(b c) k -> b (c k)", b=size, c=chunks)
 
     def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]:

@@ -56,7 +56,9 @@ class InstructionWords(ObservationProcessorStep):
         """Add the tokens of the transition's task."""
         task = (self.transition.get(TransitionKey.COMPLEMENTARY_DATA) or {}).get("task")
         if task is None:
-            raise ValueError("MiniVLA needs an instruction: pass a batch with the key 'task' (a string or a list)")
+            raise ValueError(
+                "MiniVLA needs an instruction: pass a batch with the key 'task' (a string or a list)"
+            )
         tasks = [task] if isinstance(task, str) else list(task)
         return {**observation, OBS_LANGUAGE_TOKENS: torch.tensor([self.tokens(text) for text in tasks])}
 
@@ -81,7 +83,11 @@ def make_mini_vla_pre_post_processors(
     instruction = InstructionWords(config.vocabulary, config.max_words)
     return make_policy_processor_pipelines(
         input_steps=[
-            steps.rename_observations, steps.add_batch_dim, instruction, steps.to_device, steps.normalize
+            steps.rename_observations,
+            steps.add_batch_dim,
+            instruction,
+            steps.to_device,
+            steps.normalize,
         ],
         output_steps=[steps.unnormalize, steps.to_cpu],
     )

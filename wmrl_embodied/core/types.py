@@ -124,7 +124,7 @@ class Task(Protocol):
     """One API for robots and for research agents. `step` keys the randomness: equal steps, equal draws."""
 
     def sample_contexts(self, n: int, rng: np.random.Generator) -> list[Context]:
-        """n training contexts."""
+        """N training contexts."""
         ...
 
     def imagine(self, policy: Policy, contexts: Sequence[Context], group_size: int, step: int) -> list[Group]:
@@ -146,7 +146,8 @@ class Task(Protocol):
 
 def collate(trajectories: Sequence[Trajectory]) -> dict[str, Tensor]:
     """Stack trajectories of unequal length: every entry of `steps` padded with zeros to (B, max T_k, ...),
-    plus `old_log_prob` and `mask`, both (B, max T)."""
+    plus `old_log_prob` and `mask`, both (B, max T).
+    """
     if not trajectories:
         raise ValueError("collate: got no trajectories; skip the step instead")
     columns = {name: [t.steps[name] for t in trajectories] for name in trajectories[0].steps}
