@@ -1,0 +1,1 @@
+"""Environments: Meta-World, its listed initial states, worker processes, demonstrations."""

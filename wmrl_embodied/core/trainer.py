@@ -31,7 +31,8 @@ class TrainerSettings:
         groups: groups m a step.
         group_size: attempts G a group.
         warmup_steps: first steps in which every group is executed, where the arm uses predictions: they teach
-            the world model before it is believed, train the policy like any executed group, and count as such.
+            the world model before it is believed, and count as executions. Arms with anchors train on them
+            like on any anchor.
         disk_per_execution: bytes that must be free for each attempt before it is executed.
     """
 
@@ -118,6 +119,8 @@ class Trainer:
         """One step of the method; raises `Interrupted` when asked to stop, `LedgerFull` without disk space."""
         step, settings, seconds = self.step_count, self.settings, {}
         contexts = self.task.sample_contexts(settings.groups, rng(self.seed, step, "contexts"))
+        if len(set(contexts)) < len(contexts):
+            raise ValueError("sample_contexts gave a context twice; the ledger tells groups of a step by it")
         anchors, probability = self._choose_anchors(step)
 
         with _timed(seconds, "execute"):

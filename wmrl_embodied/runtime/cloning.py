@@ -1,0 +1,64 @@
+"""`wmrl-sft` without its command line: a configuration in, a dataset and a `pretrained_model` folder out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from lerobot.datasets.lerobot_dataset import LeRobotDataset
+from omegaconf import DictConfig
+
+from wmrl_embodied.envs.demonstrations import collect_dataset
+from wmrl_embodied.envs.metaworld import check_task
+from wmrl_embodied.envs.pool import SimulatorPool
+from wmrl_embodied.envs.rendering import probe
+from wmrl_embodied.policies.cloning import CloningSettings, clone, load_frames, new_policy
+from wmrl_embodied.policies.loading import LoadedPolicy
+from wmrl_embodied.runtime.training import simulator_settings
+
+IMAGE = "observation.image"
+
+
+def run_cloning(config: DictConfig) -> Path:
+    """Collect demonstrations unless there are some, clone a new MiniVLA, save it; returns its folder.
+
+    Raises:
+        ValueError, OSError, RuntimeError: bad settings, no rendering, an unreadable dataset.
+    """
+    torch.set_num_threads(config.threads)
+    output = Path(config.output_dir)
+    settings = CloningSettings(**config.cloning, seed=config.seed)
+    for task in config.task.tasks:
+        check_task(task)
+    if config.demonstrations.path is not None:
+        dataset = _open(config.demonstrations.path)
+    else:
+        dataset = _collect(config, output / "demonstrations")
+    frames = load_frames(dataset, IMAGE, config.policy.chunk_size)
+    policy, preprocessor, postprocessor = new_policy(dataset, IMAGE, config.seed, **config.policy)
+    clone(policy, preprocessor, frames, settings)
+    folder = output / "pretrained_model"
+    LoadedPolicy(policy, preprocessor, postprocessor).save(folder)
+    return folder
+
+
+def _collect(config: DictConfig, root: Path) -> LeRobotDataset:
+    if root.exists():
+        raise FileExistsError(
+            f"{root} exists: use it with demonstrations.path={root}, or choose another output_dir"
+        )
+    probe()
+    root.parent.mkdir(parents=True, exist_ok=True)
+    with SimulatorPool(
+        simulator_settings(config.task, config.policy.chunk_size), config.task.workers
+    ) as pool:
+        wanted = config.demonstrations
+        return collect_dataset(pool, config.task.tasks, wanted.per_task, wanted.noise, config.seed, root)
+
+
+def _open(path: str) -> LeRobotDataset:
+    """A dataset from a folder or the hub."""
+    folder = Path(path)
+    if folder.exists():
+        return LeRobotDataset(repo_id=f"local/{folder.name}", root=folder)
+    return LeRobotDataset(repo_id=path)
