@@ -107,7 +107,7 @@ class _Parts:
         torch.set_num_threads(config.threads)
         self.settings = TrainerSettings(**config.trainer)
         self.schedule = AnchorSchedule(**config.anchors)
-        update = dict(config.update)
+        update = dict(config.policy_update)
         learning_rate = update.pop("learning_rate")
         self.update = UpdateSettings(**update)
         self.estimator = make_estimator(**config.correction)
