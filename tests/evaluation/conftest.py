@@ -2,9 +2,14 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import hypothesis
 import numpy as np
 import pytest
+
+hypothesis.settings.register_profile("evaluation", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("evaluation")
 
 TASKS = ("reach-v3", "push-v3")
 STATES = 10  # held-out states a task
@@ -93,6 +98,12 @@ def write_run(folder: Path, final: int, executions_a_step: int, steps: int = 10,
         task="reach-v3",
     )
     return folder
+
+
+@pytest.fixture(scope="session")
+def build() -> SimpleNamespace:
+    """The builders above, for tests that need another folder."""
+    return SimpleNamespace(write_lines=write_lines, evaluation=evaluation, write_run=write_run)
 
 
 @pytest.fixture(scope="session")

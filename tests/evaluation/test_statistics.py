@@ -188,6 +188,15 @@ class TestAuc:
         value, mixed = s.in_group_auc(groups)
         assert (value, mixed) == (pytest.approx(1 / 5), 2)
 
+    def test_in_group_interval(self):
+        right, wrong, useless = ([0.9, 0.1], [1, 0]), ([0.1, 0.9], [1, 0]), ([0.1, 0.9], [1, 1])
+        estimate = s.in_group_auc_interval([right] * 30 + [wrong] * 10 + [useless], rng())
+        assert estimate.value == 0.75
+        half = 1.96 * math.sqrt(0.75 * 0.25 / 40)  # normal approximation of a binomial
+        assert (estimate.low, estimate.high) == pytest.approx((0.75 - half, 0.75 + half), abs=0.03)
+        assert math.isnan(s.in_group_auc_interval([right], rng()).low)
+        assert math.isnan(s.in_group_auc_interval([useless], rng()).value)
+
     def test_in_group_ignores_what_only_tells_groups_apart(self):
         easy, hard = ([0.9, 0.9], [1, 0]), ([0.1, 0.1], [1, 0])
         assert s.in_group_auc([easy, hard])[0] == 0.5

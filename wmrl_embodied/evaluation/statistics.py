@@ -283,6 +283,24 @@ def in_group_auc(groups: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[float
     return (right / pairs if pairs else math.nan), mixed
 
 
+def in_group_auc_interval(
+    groups: Iterable[tuple[np.ndarray, np.ndarray]],
+    rng: np.random.Generator,
+    resamples: int = RESAMPLES,
+    confidence: float = CONFIDENCE,
+) -> Estimate:
+    """`in_group_auc` with a bootstrap interval; whole mixed groups are resampled. Two or more are needed."""
+    counts = [_ordered_pairs(np.asarray(s, np.float64), np.asarray(y, np.float64)) for s, y in groups]
+    counts = np.array([c for c in counts if c[1]], dtype=np.float64).reshape(-1, 2)
+    if not len(counts):
+        return Estimate.unknown()
+    value = float(counts[:, 0].sum() / counts[:, 1].sum())
+    if len(counts) == 1:
+        return Estimate(value, math.nan, math.nan)
+    right, pairs = counts[rng.integers(len(counts), size=(resamples, len(counts)))].sum(axis=1).T
+    return Estimate(value, *_percentiles(right / pairs, confidence))
+
+
 def _ordered_pairs(scores: np.ndarray, labels: np.ndarray) -> tuple[float, int]:
     """How many pairs with unequal labels the scores order rightly (a tie is half), and how many there are."""
     if scores.shape != labels.shape or scores.ndim != 1:
