@@ -65,7 +65,7 @@ def summarise_runs(
     Curves are lists of points in the order of training. `executions_to_reach_baseline` is the number of real
     executions at which the curve of an arm first reaches the final success of `real`; None if it never does.
     """
-    arms = _by_arm(runs)
+    arms = by_arm(runs)
     deterministic = any(e.deterministic for run in runs for e in run.evaluations if e.split == HELD_OUT)
     tasks = sorted({e.task for run in runs for e in run.evaluations if e.split == HELD_OUT})
     summariser = _Summariser(tasks, deterministic, rng, resamples)
@@ -92,9 +92,9 @@ def summarise_runs(
     return _plain(summary)
 
 
-def median_run(runs: Sequence[Run]) -> Run:
+def median_run(runs: Sequence[Run], deterministic: bool | None = None) -> Run:
     """The run whose final held-out success is the median one (the lower of two): shown, so that none is picked."""
-    scores = [statistics.success_rate(_final(run, HELD_OUT)).rate for run in runs]
+    scores = [statistics.success_rate(_final(run, HELD_OUT, deterministic)).rate for run in runs]
     order = sorted(range(len(runs)), key=lambda i: (math.isnan(scores[i]), scores[i], i))
     known = sum(not math.isnan(s) for s in scores)
     return runs[order[(max(known, 1) - 1) // 2]]
@@ -347,7 +347,7 @@ class _Summariser:
         return statistics.stratified_bootstrap(scores, self.rng, statistic, self.resamples)
 
 
-def _by_arm(runs: Sequence[Run]) -> dict[str, list[Run]]:
+def by_arm(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs by arm, ours first and the baseline last."""
     arms: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
