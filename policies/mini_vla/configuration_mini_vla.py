@@ -21,6 +21,8 @@ class MiniVLAConfig(PreTrainedConfig):
         vocabulary: words of the instructions; index 0 is padding, 1 an unknown word.
         max_words: instruction length in tokens (L).
         action_std: standard deviation of the exploration noise, in action units.
+        noise_correlation: of the noise of successive actions. White noise on every action averages out before
+            the hand has gone anywhere; correlated noise tries to aim elsewhere, which is what can be learned from.
     """
 
     n_obs_steps: int = 1
@@ -33,6 +35,7 @@ class MiniVLAConfig(PreTrainedConfig):
     vocabulary: list[str] = field(default_factory=list)
     max_words: int = 12
     action_std: float = 0.2
+    noise_correlation: float = 0.9
     optimizer_lr: float = 1e-3
     optimizer_weight_decay: float = 1e-4
     normalization_mapping: dict[str, NormalizationMode] = field(
@@ -49,6 +52,8 @@ class MiniVLAConfig(PreTrainedConfig):
             raise ValueError(
                 f"action_std={self.action_std}: must be above 0, or log-probabilities are infinite"
             )
+        if not 0 <= self.noise_correlation < 1:
+            raise ValueError(f"noise_correlation={self.noise_correlation}: must be in [0, 1)")
         if not 1 <= self.n_action_steps <= self.chunk_size:
             raise ValueError(
                 f"n_action_steps={self.n_action_steps}: must be in [1, chunk_size={self.chunk_size}]"

@@ -131,7 +131,8 @@ class MiniVLAPolicy(PreTrainedPolicy):
     """See the module. Batches hold LeRobot's names, after the preprocessor of `processor_mini_vla`.
 
     For reinforcement learning a decision is one action of a chunk, so a trajectory of C chunks has T = C * K
-    decisions, and `Trajectory.steps` holds `features` (C, D), `proprio` (C, P), `tokens` (L,), `action` (C, K, A).
+    decisions, and `Trajectory.steps` holds `features` (C, D), `proprio` (C, P), `tokens` (L,), `action` (C, K, A)
+    and `noise_before` (C, K, A), the exploration noise of the preceding action in standard deviations.
     """
 
     config_class = MiniVLAConfig
@@ -168,8 +169,20 @@ class MiniVLAPolicy(PreTrainedPolicy):
         """(B, D), (B, P), (B, L) -> (B, K, A)."""
         return self.trunk(features, proprio, self.language(tokens))
 
+    def exploration_noise(self, size: int, chunks: int, generator: torch.Generator) -> Tensor:
+        """Noise of `size` attempts of C chunks, (size, 1 + C * K, A) in standard deviations: stationary, correlated
+        from action to action, with the noise before the first action in front.
+        """
+        actions, action_dim = self.trunk.action_shape
+        fresh = torch.randn(size, 1 + chunks * actions, action_dim, generator=generator)
+        correlation = self.config.noise_correlation
+        noise = [fresh[:, 0]]
+        for innovation in fresh[:, 1:].unbind(1):
+            noise.append(correlation * noise[-1] + math.sqrt(1 - correlation**2) * innovation)
+        return torch.stack(noise, 1)
+
     def act(self, features: Tensor, proprio: Tensor, tokens: Tensor, noise: Tensor | None = None) -> Tensor:
-        """The actions to send, (B, K, A) within the limits; `noise` (B, K, A) is standard normal."""
+        """The actions to send, (B, K, A) within the limits; `noise` (B, K, A) in standard deviations."""
         mean = self.action_mean(features, proprio, tokens)
         action = mean if noise is None else mean + self.config.action_std * noise
         return action.clamp(-ACTION_LIMIT, ACTION_LIMIT)

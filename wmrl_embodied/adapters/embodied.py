@@ -32,15 +32,12 @@ class EmbodiedSettings:
     Attributes:
         tasks: Meta-World names.
         chunks: horizon C in action chunks.
-        chunk_size, action_dim: K and A of a chunk.
         train_states: how many of the listed training states of each task are used.
         groups_at_once: groups that the simulator runs side by side.
     """
 
     tasks: tuple[str, ...]
     chunks: int = 14
-    chunk_size: int = 5
-    action_dim: int = 4
     train_states: int = 512
     groups_at_once: int = 4
 
@@ -124,7 +121,7 @@ class EmbodiedTask:
             return
         replayed = [t for group in groups for t in group.trajectories]
         rows = [group.context for group in groups for _ in group.trajectories]
-        noise = torch.cat([self._noise(g.context, len(g), step) for g in groups])
+        noise = torch.cat([self._noise(policy, g.context, len(g), step) for g in groups])
         imagined = rollout(policy, self._imagined_world(), rows, self.settings.chunks, noise, replay=replayed)
         for trajectory, guess in zip(replayed, imagined, strict=True):
             trajectory.predicted = guess.predicted
@@ -150,18 +147,17 @@ class EmbodiedTask:
         self, policy: ActingPolicy, world: World, contexts: Sequence[Context], group_size: int, step: int
     ) -> list[Group]:
         rows = [context for context in contexts for _ in range(group_size)]
-        noise = torch.cat([self._noise(context, group_size, step) for context in contexts])
+        noise = torch.cat([self._noise(policy, context, group_size, step) for context in contexts])
         attempts = rollout(policy, world, rows, self.settings.chunks, noise)
         return [
             Group(context, attempts[place * group_size : (place + 1) * group_size])
             for place, context in enumerate(contexts)
         ]
 
-    def _noise(self, context: Context, group_size: int, step: int) -> Tensor:
-        """(G, C, K, A), a function of seed, step and context: model and simulator explore alike."""
-        shape = (group_size, self.settings.chunks, self.settings.chunk_size, self.settings.action_dim)
+    def _noise(self, policy: ActingPolicy, context: Context, group_size: int, step: int) -> Tensor:
+        """(G, 1 + C * K, A), a function of seed, step and context: model and simulator explore alike."""
         key = generator(self._seed, step, f"exploration {context.task}", context.index)
-        return torch.randn(shape, generator=key)
+        return policy.exploration_noise(group_size, self.settings.chunks, key)
 
     def _look(self, contexts: Sequence[Context]) -> tuple[Observation, Tensor]:
         """First observations; a listed state is reset and rendered once in a run, and nothing is executed."""

@@ -62,7 +62,11 @@ class ActingPolicy(Protocol):
     """What a rollout asks of a policy."""
 
     def act(self, features: Tensor, proprio: Tensor, tokens: Tensor, noise: Tensor | None = None) -> Tensor:
-        """The (N, K, A) actions to send; `noise` (N, K, A) is standard normal, None means the mean action."""
+        """The (N, K, A) actions to send; `noise` (N, K, A) in standard deviations, None means the mean action."""
+        ...
+
+    def exploration_noise(self, size: int, chunks: int, generator: torch.Generator) -> Tensor:
+        """(size, 1 + C * K, A), see `rollout`."""
         ...
 
     def log_prob(self, batch: dict[str, Tensor]) -> Tensor:
@@ -84,7 +88,8 @@ def rollout(
 
     Args:
         chunks: horizon C in action chunks.
-        noise: (N, C, K, A) standard normal exploration noise; None acts deterministically.
+        noise: (N, 1 + C * K, A) exploration noise in standard deviations, the one before the first action in
+            front; None acts deterministically.
         replay: take the executed actions of these trajectories for as long as they last, the policy's own after
             that. A success ends an executed trajectory early; were the model scored on those few chunks alone,
             their number would give the result away.
@@ -98,18 +103,22 @@ def rollout(
     observation, already = world.start(contexts)
     running = ~already
     survival = torch.ones(1, len(contexts))
-    record: dict[str, list[Tensor]] = {"features": [], "proprio": [], "action": [], "mask": []}
+    record: dict[str, list[Tensor]] = {
+        name: [] for name in ("features", "proprio", "action", "noise_before", "mask")
+    }
     hazards = []
     for chunk in range(chunks):
         action = policy.act(
             observation.features,
             observation.proprio,
             observation.tokens,
-            None if noise is None else noise[:, chunk],
+            None if noise is None else _chunk_of(noise[:, 1:], chunk, chunks),
         )
+        before = torch.zeros_like(action) if noise is None else _chunk_of(noise[:, :-1], chunk, chunks)
         for row, trajectory in enumerate(replay or ()):
             if chunk < len(trajectory.steps["action"]):
                 action[row] = trajectory.steps["action"][chunk]
+                before[row] = trajectory.steps["noise_before"][chunk]
         outcome = world.step(action, running)
         taken = torch.arange(action.shape[1]) < outcome.actions_taken[:, None]
         reached = survival.mean(0) * running
@@ -117,6 +126,7 @@ def rollout(
             ("features", observation.features),
             ("proprio", observation.proprio),
             ("action", action),
+            ("noise_before", before),
             ("mask", reached[:, None] * taken),
         ):
             record[name].append(value)
@@ -149,6 +159,11 @@ def rollout(
             trajectory.info["final_proprio"] = observation.proprio[row].numpy().copy()
         trajectories.append(trajectory)
     return trajectories
+
+
+def _chunk_of(noise: Tensor, chunk: int, chunks: int) -> Tensor:
+    """(N, C * K, A) -> (N, K, A)."""
+    return noise.tensor_split(chunks, 1)[chunk]
 
 
 def _with_score(trajectory: Trajectory, success: Tensor, predicts: bool) -> Trajectory:

@@ -12,7 +12,7 @@ from wmrl_embodied.adapters.rollout import ActingPolicy, rollout
 from wmrl_embodied.adapters.simulator import Perception, SimulatorWorld
 from wmrl_embodied.core.seeding import generator
 from wmrl_embodied.core.types import Context
-from wmrl_embodied.envs.metaworld import ACTION_DIM, instructions
+from wmrl_embodied.envs.metaworld import instructions
 from wmrl_embodied.envs.pool import SimulatorPool
 from wmrl_embodied.envs.splits import SPLITS
 
@@ -26,7 +26,6 @@ def evaluate(
     tasks: Sequence[str],
     states: int,
     chunks: int,
-    chunk_size: int,
     split: str = "held_out",
     deterministic: bool = True,
     to_the_horizon: bool = False,
@@ -54,9 +53,8 @@ def evaluate(
             world = SimulatorWorld(pool, perception, stop_at_success=not to_the_horizon)
             noise = None
             if not deterministic:
-                shape = (chunks, chunk_size, ACTION_DIM)
                 keys = (generator(seed, 0, f"evaluation {task}", context.index) for context in batch)
-                noise = torch.stack([torch.randn(shape, generator=key) for key in keys])
+                noise = torch.cat([policy.exploration_noise(1, chunks, key) for key in keys])
             attempts = rollout(policy, world, batch, chunks, noise, stop_at_success=not to_the_horizon)
             once += [int(success) for success in world.success_once]
             at_end += [int(success) if to_the_horizon else None for success in world.success_at_end]

@@ -29,9 +29,9 @@ def judge(config: DictConfig) -> Iterator[dict[str, Any]]:
         )
     torch.set_num_threads(config.threads)
     loaded = load_policy(config.policy.path)
-    settings = embodied_settings(config.task, loaded)
+    settings = embodied_settings(config.task)
     probe()
-    with SimulatorPool(simulator_settings(config.task, settings.chunk_size), config.task.workers) as pool:
+    with SimulatorPool(simulator_settings(config.task, loaded.policy.config.chunk_size), config.task.workers) as pool:
         for row in evaluate(
             loaded.policy,
             pool,
@@ -39,7 +39,6 @@ def judge(config: DictConfig) -> Iterator[dict[str, Any]]:
             settings.tasks,
             config.states,
             settings.chunks,
-            settings.chunk_size,
             config.split,
             config.deterministic,
             config.to_the_horizon,

@@ -44,14 +44,11 @@ def simulator_settings(task: DictConfig, chunk_size: int) -> SimulatorSettings:
     )
 
 
-def embodied_settings(task: DictConfig, policy: LoadedPolicy) -> EmbodiedSettings:
-    """What a `task` configuration attempts with this policy."""
-    chunk_size, action_dim = policy.policy.trunk.action_shape
+def embodied_settings(task: DictConfig) -> EmbodiedSettings:
+    """What a `task` configuration attempts."""
     return EmbodiedSettings(
         tasks=tuple(task.tasks),
         chunks=task.chunks,
-        chunk_size=chunk_size,
-        action_dim=action_dim,
         train_states=task.train_states,
         groups_at_once=task.groups_at_once,
     )
@@ -113,17 +110,18 @@ class _Parts:
         self.estimator = make_estimator(**config.correction)
         start = config.policy.path if run is None else str(run.policy_path(run.latest_step()))
         self.loaded = load_policy(start)
-        if config.policy.action_std is not None:
-            self.loaded.policy.config.action_std = config.policy.action_std
         self.reference = (load_policy(str(run.policy_path(0))) if run else self.loaded).reference()
-        self.reference.config.action_std = self.loaded.policy.config.action_std
-        embodied = embodied_settings(config.task, self.loaded)
+        for policy in (self.loaded.policy, self.reference):
+            for name in ("action_std", "noise_correlation"):
+                if config.policy[name] is not None:
+                    setattr(policy.config, name, config.policy[name])
+        embodied = embodied_settings(config.task)
         trainable = [p for p in self.loaded.policy.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(trainable, lr=learning_rate, weight_decay=0.0)
         self.learner = _learner(config, self.loaded, embodied)
         probe()
         self.pool = stack.enter_context(
-            SimulatorPool(simulator_settings(config.task, embodied.chunk_size), config.task.workers)
+            SimulatorPool(simulator_settings(config.task, self.loaded.policy.config.chunk_size), config.task.workers)
         )
         self.perception = Perception(self.loaded.policy, self.loaded.preprocessor)
         self.task = EmbodiedTask(embodied, self.pool, self.perception, self.learner, config.seed)
@@ -138,7 +136,7 @@ def _learner(config: DictConfig, loaded: LoadedPolicy, embodied: EmbodiedSetting
     model = DynamicsEnsemble(
         policy.config.feature_dim,
         policy.config.robot_state_feature.shape[0],
-        (embodied.chunk_size, embodied.action_dim),
+        policy.trunk.action_shape,
         len(policy.config.vocabulary),
         sizes,
         config.seed,
@@ -215,7 +213,6 @@ def _judge(
         config.task.tasks,
         config.eval.states,
         config.task.chunks,
-        parts.task.settings.chunk_size,
         deterministic=config.eval.deterministic,
         to_the_horizon=config.eval.to_the_horizon,
         seed=config.seed,
