@@ -54,7 +54,7 @@ def write_run(folder: Path, final: int, executions_a_step: int, steps: int = 10,
                 "world_model/mixed_groups": 2,
                 "policy/kl_reference": 0.01 * k,
                 "policy/clip_fraction": 0.1,
-                "correction/anchor_weight": 1.5,
+                "correction/anchor/weight": 1.5,
             }
             for k in range(1, steps + 1)
         ],

@@ -118,6 +118,15 @@ def test_imagined_that_never_succeeds_and_is_short(shown):
     assert all(len(axes.lines) == 6 for axes in figure.axes[1:-1])
 
 
+def test_imagined_with_one_probability_an_action(shown):
+    """T actions join T + 1 states: the probability after action k belongs to state k + 1."""
+    media = dict(shown.media("imagined"))
+    media["success_probability"] = media["success_probability"][:, 1:]
+    probability = plots.imagined_beside_real(media).axes[-1]
+    assert list(probability.lines[0].get_xdata()) == list(range(1, 12))
+    assert list(probability.lines[-1].get_xdata()) == [9, 9]  # success_step 8 is the action that succeeded
+
+
 def test_nothing_to_draw(tmp_path):
     (tmp_path / "config.yaml").write_text("seed: 0\n")
     arms, summary = {"a": [Run.load(tmp_path)]}, summarise(tmp_path)

@@ -235,3 +235,13 @@ def test_unit_cost_when_the_start_is_unknown(run_folder):
     # From the first row on: 9 rows of 2 s for 36 executions.
     assert summarise(run_folder)["arms"]["wmrl"]["seconds_per_execution"] == pytest.approx(18 / 36)
     assert np.isclose(summarise(run_folder)["arms"]["wmrl"]["seconds_per_imagined"], 0.01)
+
+
+def test_an_arm_that_predicts_nothing_has_no_world_model(run_folder, build):
+    lines = (run_folder / "pairs.jsonl").read_text().splitlines()
+    unknown = dict(predicted=[None] * 3, predicted_variance=[None] * 3)
+    build.write_lines(run_folder / "pairs.jsonl", [json.loads(line) | unknown for line in lines])
+    build.write_lines(run_folder / "metrics.jsonl", [dict(step=1, executions=24, imagined=0)])
+    ours = summarise(run_folder)["arms"]["wmrl"]
+    assert ours["auc_in_group"] is None and ours["auc_source"] is None and ours["mixed_groups"] == 0
+    assert ours["calibration"] == [] and ours["prediction_error"] is None

@@ -27,6 +27,9 @@ def report(
     Raises:
         NoRunError: no such folder, or no run in it.
     """
+    from wmrl_embodied.evaluation.runs import find_runs
+
+    find_runs(folder)  # a wrong folder is said at once, not after seconds of importing what draws
     from wmrl_embodied.evaluation.report import text_table, verdict, write_report
 
     written = write_report(folder, bootstrap_seed, resamples, limit_bytes)

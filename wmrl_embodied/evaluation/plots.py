@@ -282,7 +282,8 @@ def auc_over_steps(arms: Mapping[str, Sequence[Run]], style: ArmStyle, windows: 
 
 def auc_by_window(runs: Sequence[Run], windows: int) -> list[tuple[float, float, float]]:
     """(mean step, in-group AUC, pooled AUC) in windows of steps with about equally many groups each."""
-    groups = sorted((g for run in runs for g in run.pairs), key=lambda g: g.step)
+    groups = [g for run in runs for g in run.pairs if np.isfinite(g.predicted).any()]
+    groups.sort(key=lambda g: g.step)
     if groups:
         found = []
         for part in np.array_split(np.arange(len(groups)), min(windows, max(1, len(groups) // 4))):
@@ -355,7 +356,7 @@ def seconds_by_part(summary: Mapping[str, Any]) -> Figure | None:
 _TRAINING = {
     "policy/kl_reference": "KL to the reference policy (nats)",
     "policy/clip_fraction": "share of clipped decisions",
-    "correction/anchor_weight": "weight of an anchor",
+    "correction/anchor/weight": "weight of an anchor",
 }
 """Metric -> the title of its panel in `training`."""
 
@@ -483,7 +484,8 @@ def imagined_beside_real(media: Mapping[str, np.ndarray], dimensions: int = 4, f
 
     Args:
         media: `imagined.npz`: real_frames (T, H, W, 3), real_proprio (T, P), imagined_proprio (E, T, P),
-            success_probability (E, T), success_step (-1: never), task.
+            success_probability (E, T), success_step (-1: never), task. Where there is one probability less than
+            there are states, the k-th is that of a success by state k + 1.
         dimensions: how many of the P to show at most.
         frames: how many of the T to show at most.
     """
@@ -491,7 +493,8 @@ def imagined_beside_real(media: Mapping[str, np.ndarray], dimensions: int = 4, f
     imagined = np.asarray(media["imagined_proprio"], dtype=np.float64)
     probability = np.asarray(media["success_probability"], dtype=np.float64)
     success_step = int(media["success_step"])
-    last = max(len(film), len(real), imagined.shape[1], probability.shape[1]) - 1
+    offset = 1 if probability.shape[1] == len(real) - 1 else 0
+    last = max(len(film), len(real), imagined.shape[1], probability.shape[1] + offset) - 1
     moved = np.argsort(-np.ptp(real, axis=0), kind="stable")[:dimensions] if len(real) else []
     shown = sorted(int(d) for d in moved)
     names = _proprio_names(real.shape[1])
@@ -519,16 +522,18 @@ def imagined_beside_real(media: Mapping[str, np.ndarray], dimensions: int = 4, f
         axes.yaxis.set_major_locator(MaxNLocator(3))
     axes = panels[-1]
     _clean(axes)
+    when = np.arange(probability.shape[1]) + offset
     for member in probability:
-        axes.plot(member, color=BLUE, linewidth=0.9, alpha=0.4)
-    axes.plot(probability.mean(axis=0), color=BLUE, linewidth=2)
+        axes.plot(when, member, color=BLUE, linewidth=0.9, alpha=0.4)
+    axes.plot(when, probability.mean(axis=0), color=BLUE, linewidth=2)
     axes.set_ylim(-0.03, 1.03)
     axes.set_ylabel("success\nprobability", rotation=0, ha="right", va="center")
     axes.set_xlabel("step of the rollout")
+    axes.xaxis.set_major_locator(MaxNLocator(10, integer=True, steps=[1, 2, 5, 10]))
     axes.set_xlim(-0.5, last + 0.5)
     if success_step >= 0:
         for axes in panels[1:]:
-            axes.axvline(success_step, color=GREEN, linewidth=1.6, linestyle=(0, (4, 2)))
+            axes.axvline(success_step + offset, color=GREEN, linewidth=1.6, linestyle=(0, (4, 2)))
     handles = [
         (Line2D([], [], color=INK, linewidth=2), "executed"),
         (Line2D([], [], color=BLUE, linewidth=1.2), f"imagined, {len(imagined)} members"),

@@ -290,7 +290,7 @@ class _Summariser:
 
     def _world_model(self, runs: Sequence[Run]) -> dict[str, Any]:
         """Quality of the predictions for executed groups, made before the world model learned from them."""
-        groups = [g for run in runs for g in run.pairs]
+        groups = [g for run in runs for g in run.pairs if np.isfinite(g.predicted).any()]
         if not groups:
             return _world_model_from_metrics(runs)
         predicted, executed, variance = (
