@@ -245,3 +245,10 @@ def test_an_arm_that_predicts_nothing_has_no_world_model(run_folder, build):
     ours = summarise(run_folder)["arms"]["wmrl"]
     assert ours["auc_in_group"] is None and ours["auc_source"] is None and ours["mixed_groups"] == 0
     assert ours["calibration"] == [] and ours["prediction_error"] is None
+
+
+def test_an_arm_that_imagines_nothing_misses_no_film_of_it(run_folder, build):
+    (run_folder / "media" / "imagined.npz").unlink()
+    assert any("imagined.npz" in said for said in summarise(run_folder)["missing"])
+    build.write_lines(run_folder / "metrics.jsonl", [dict(step=1, executions=24, imagined=0)])
+    assert not any("imagined.npz" in said for said in summarise(run_folder)["missing"])

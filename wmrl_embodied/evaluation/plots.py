@@ -165,7 +165,7 @@ def success_against_executions(
     deterministic = summary["protocol"]["actions"] == "deterministic"
     ends = [max(p["executions"] for p in curve) for curve in curves.values() if len(curve) > 1]
     zoom = len(ends) > 1 and max(ends) > 2.5 * min(ends)
-    figure = _figure(9.2, 3.9) if zoom else _figure(7.2, 3.9)
+    figure = _figure(9.2, 3.9)
     panels = figure.subplots(1, 2, sharey=True, width_ratios=[1.45, 1]) if zoom else [figure.subplots()]
     for axes in panels:
         _clean(axes)

@@ -505,8 +505,11 @@ def _missing(arms: Mapping[str, Sequence[Run]], summary: Mapping[str, Any]) -> l
                 said.append(f"{run.name}: stopped at step {step}, other seeds reached step {max(steps)}.")
             if not _final(run, HELD_OUT):
                 said.append(f"{run.name}: no held-out evaluation after training began.")
-            if run.missing:
-                said.append(f"{run.name}: no {', '.join(run.missing)}.")
+            # An arm that imagines nothing has no imagination to film.
+            films = [] if _last(run, "imagined") > 0 or not run.metrics else ["media/imagined.npz"]
+            absent = [name for name in run.missing if name not in films]
+            if absent:
+                said.append(f"{run.name}: no {', '.join(absent)}.")
             said += [f"{run.name}: {note}." for note in run.notes]
     if not summary["sft"]["episodes"]:
         said.append("No held-out evaluation at step 0: the policy that training started from is unknown.")
