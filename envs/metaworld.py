@@ -19,8 +19,8 @@ import numpy as np
 from wmrl_embodied.envs.rendering import Camera, FastRenderer, hide_geom
 
 import mujoco  # isort: skip  (after rendering, which chooses the OpenGL backend)
-import metaworld.policies  # isort: skip
 from metaworld.env_dict import ALL_V3_ENVIRONMENTS  # isort: skip
+from metaworld.policies import ENV_POLICY_MAP  # isort: skip
 
 ACTION_DIM = 4  # hand displacement x, y, z (1 = 1 cm a simulator step) and gripper effort, each in [-1, 1]
 PROPRIO_DIM = 4  # hand position x, y, z in metres and gripper opening in [0, 1]
@@ -116,6 +116,7 @@ class MetaWorldEnv(gymnasium.Env):
 
     Raises:
         UnknownTask: no such task.
+        ValueError: `horizon` or `action_repeat` is below 1.
         RenderingUnavailable: no OpenGL here.
     """
 
@@ -132,12 +133,16 @@ class MetaWorldEnv(gymnasium.Env):
         camera: Camera | None = None,
         renderer: FastRenderer | None = None,
     ) -> None:
+        for name, value in (("horizon", horizon), ("action_repeat", action_repeat)):
+            if value < 1:
+                raise ValueError(f"{name}={value}: must be at least 1")
         self.task = check_task(task)
         self.task_description = instructions()[task]
         self._max_episode_steps = self.horizon = horizon
         self.action_repeat = action_repeat
         self.stop_at_success = stop_at_success
         self._sim = ALL_V3_ENVIRONMENTS[task]()
+        self._sim.max_path_length = horizon  # its own limit of 500 ends a longer episode with an error
         # What `set_task` does, without building the 50 pickled tasks of a Meta-World benchmark (1.3 s a task);
         # `seeded_rand_vec` makes the initial state a function of the seed.
         self._sim._set_task_called = True
@@ -162,7 +167,13 @@ class MetaWorldEnv(gymnasium.Env):
         """Go to listed initial state `seed` (0 when None)."""
         super().reset(seed=seed)
         self._sim.seed(int(seed or 0))
-        self.state, _ = self._sim.reset()
+        self._sim.reset()
+        # Meta-World moves bodies, joints and goals after its last forward pass: until positions are worked out
+        # anew, pictures, states and the success flag are those of another layout (of all window-close states,
+        # each was "solved"). This computes positions only and leaves the physics as it is.
+        mujoco.mj_kinematics(self._sim.model, self._sim.data)
+        self._sim._prev_obs = self._sim._get_curr_obs_combined_no_goal()
+        self.state = self._sim._get_obs()
         self._steps = 0
         # Meta-World has no success flag at reset; evaluating the untouched state costs no simulator step.
         _, info = self._sim.evaluate_state(self.state, np.zeros(ACTION_DIM, np.float32))
@@ -179,9 +190,11 @@ class MetaWorldEnv(gymnasium.Env):
         `info["actions_taken"]` says how many of them were applied.
 
         Raises:
-            ValueError: an action is not finite.
+            ValueError: an action is not finite or not of 4 numbers; none was applied.
         """
         actions = np.asarray(actions, dtype=np.float32)
+        if actions.ndim != 2 or actions.shape[1] != ACTION_DIM:
+            raise ValueError(f"{self.task}: actions of shape {actions.shape}; must be (K, {ACTION_DIM})")
         if not np.isfinite(actions).all():
             raise ValueError(f"{self.task}: action {actions.tolist()} is not finite; it was not applied")
         actions = np.clip(actions, -1.0, 1.0)
@@ -205,6 +218,9 @@ class MetaWorldEnv(gymnasium.Env):
 
     def render(self) -> np.ndarray:
         """(size, size, 3) uint8."""
+        # As Meta-World intends, whose next forward pass puts some goal markers back (pick-out-of-hole: 17 cm off).
+        for site in self._sim._target_site_config:
+            self._sim._set_pos_site(*site)
         return self.renderer(self._sim.data)
 
     def close(self) -> None:
@@ -219,7 +235,7 @@ class MetaWorldEnv(gymnasium.Env):
     @property
     def _expert(self) -> Any:
         if not hasattr(self, "_expert_policy"):
-            self._expert_policy = _expert_class(self.task)()
+            self._expert_policy = ENV_POLICY_MAP[self.task]()
         return self._expert_policy
 
     @property
@@ -231,13 +247,3 @@ class MetaWorldEnv(gymnasium.Env):
 
     def _observation(self) -> dict[str, np.ndarray]:
         return {"pixels": self.render(), "agent_pos": self.state[:PROPRIO_DIM].astype(np.float32)}
-
-
-def _expert_class(task: str) -> type:
-    # "button-press-topdown-v3" -> SawyerButtonPressTopdownV3Policy; compared without case because Meta-World's
-    # own spelling varies (SawyerStickPullV3Policy, SawyerPegInsertionSideV3Policy).
-    wanted = f"sawyer{task.replace('-', '')}policy"
-    for name in dir(metaworld.policies):
-        if name.lower() == wanted:
-            return getattr(metaworld.policies, name)
-    raise UnknownTask(f"task={task!r} has no scripted expert in metaworld.policies")
