@@ -87,7 +87,7 @@ class _Bench:
     def demonstrate(self, task: str, index: int, noise: float, seed: int) -> Demonstration:
         env = self._env(task, 0, True)
         rng = np.random.default_rng([seed, index])
-        observation, _ = env.reset(seed=index)
+        observation, already = env.reset(seed=index)
         frames, over = [], False
         while not over:
             action = env.expert_action()
@@ -97,7 +97,9 @@ class _Bench:
             observation, _, terminated, truncated, _ = env.step(action)
             over = terminated or truncated
         pixels, agent_pos, actions = (np.stack(column) for column in zip(*frames, strict=True))
-        return Demonstration(task, index, pixels, agent_pos, actions, terminated)
+        # Where success is true from the start nothing is demonstrated.
+        success = terminated and not already["already_successful"]
+        return Demonstration(task, index, pixels, agent_pos, actions, success)
 
 
 def _work(pipe: Connection, settings: SimulatorSettings) -> None:

@@ -6,7 +6,9 @@ Import this before `mujoco`: the OpenGL backend is chosen from `MUJOCO_GL` the f
 from __future__ import annotations
 
 import os
+import sys
 
+_TOO_LATE = "mujoco" in sys.modules and "MUJOCO_GL" not in os.environ
 os.environ.setdefault("MUJOCO_GL", "egl")
 os.environ.setdefault(
     "LP_NUM_THREADS", "1"
@@ -14,7 +16,6 @@ os.environ.setdefault(
 
 from dataclasses import dataclass  # noqa: E402
 
-import mujoco  # noqa: E402
 import numpy as np  # noqa: E402
 
 _HIDDEN_GROUP = 5  # mujoco draws geom groups 0-2 by default, so group 5 is simulated and never drawn
@@ -26,10 +27,26 @@ _INSTALL_HINT = (
     "`apt-get install -y libegl1 libgl1 libgl1-mesa-dri`, or run `make setup` as root. "
     "Without EGL, `apt-get install -y libosmesa6` and `MUJOCO_GL=osmesa` work too, slower."
 )
+_TOO_LATE_HINT = (
+    "mujoco was imported before wmrl_embodied.envs could choose its OpenGL backend: import wmrl_embodied.envs.rendering"
+    " first, or set MUJOCO_GL=egl in the environment."
+)
 
 
 class RenderingUnavailable(RuntimeError):
     """No OpenGL context could be made; the message says what to install."""
+
+    @classmethod
+    def because(cls, reason: object) -> RenderingUnavailable:
+        """The error with the backend, the reason and the way out."""
+        way_out = _TOO_LATE_HINT if _TOO_LATE else _INSTALL_HINT
+        return cls(f"MUJOCO_GL={os.environ.get('MUJOCO_GL', '')}: {reason}. {way_out}")
+
+
+try:
+    import mujoco
+except Exception as error:  # a missing library shows as whatever the OpenGL bindings stumble over first
+    raise RenderingUnavailable.because(error) from error
 
 
 @dataclass(frozen=True)
@@ -78,8 +95,7 @@ class FastRenderer:
         try:
             self._renderer = mujoco.Renderer(model, size, size)
         except Exception as error:  # mujoco raises whatever the OpenGL platform raises
-            backend = os.environ.get("MUJOCO_GL", "")
-            raise RenderingUnavailable(f"MUJOCO_GL={backend}: {error}. {_INSTALL_HINT}") from error
+            raise RenderingUnavailable.because(error) from error
         for flag in (
             mujoco.mjtRndFlag.mjRND_SHADOW,
             mujoco.mjtRndFlag.mjRND_REFLECTION,
@@ -118,6 +134,4 @@ def probe() -> None:
     finally:
         renderer.close()
     if not image.any():
-        raise RenderingUnavailable(
-            f"MUJOCO_GL={os.environ['MUJOCO_GL']} renders black pictures. {_INSTALL_HINT}"
-        )
+        raise RenderingUnavailable.because("the pictures are black")
