@@ -1,14 +1,16 @@
 """Off-screen rendering that is fast on a CPU, and a probe that says what to install when it cannot work.
 
-Import this before `mujoco`: the OpenGL backend is chosen from `MUJOCO_GL` the first time mujoco is imported.
+Mujoco chooses its OpenGL backend from `MUJOCO_GL` when it is first imported; here that is EGL unless the user says
+otherwise, whoever imported mujoco first.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 
-_TOO_LATE = "mujoco" in sys.modules and "MUJOCO_GL" not in os.environ
+_MUJOCO_CAME_FIRST = "mujoco" in sys.modules and "MUJOCO_GL" not in os.environ
 os.environ.setdefault("MUJOCO_GL", "egl")
 os.environ.setdefault(
     "LP_NUM_THREADS", "1"
@@ -27,10 +29,6 @@ _INSTALL_HINT = (
     "`apt-get install -y libegl1 libgl1 libgl1-mesa-dri`, or run `make setup` as root. "
     "Without EGL, `apt-get install -y libosmesa6` and `MUJOCO_GL=osmesa` work too, slower."
 )
-_TOO_LATE_HINT = (
-    "mujoco was imported before wmrl_embodied.envs could choose its OpenGL backend: import wmrl_embodied.envs.rendering"
-    " first, or set MUJOCO_GL=egl in the environment."
-)
 
 
 class RenderingUnavailable(RuntimeError):
@@ -39,12 +37,14 @@ class RenderingUnavailable(RuntimeError):
     @classmethod
     def because(cls, reason: object) -> RenderingUnavailable:
         """The error with the backend, the reason and the way out."""
-        way_out = _TOO_LATE_HINT if _TOO_LATE else _INSTALL_HINT
-        return cls(f"MUJOCO_GL={os.environ.get('MUJOCO_GL', '')}: {reason}. {way_out}")
+        return cls(f"MUJOCO_GL={os.environ['MUJOCO_GL']}: {reason}. {_INSTALL_HINT}")
 
 
 try:
     import mujoco
+
+    if _MUJOCO_CAME_FIRST:  # it would look for a display, and abort the process where there is none
+        importlib.reload(sys.modules[mujoco.Renderer.__module__].gl_context)
 except Exception as error:  # a missing library shows as whatever the OpenGL bindings stumble over first
     raise RenderingUnavailable.because(error) from error
 

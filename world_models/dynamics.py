@@ -43,6 +43,7 @@ class EnsembleLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(members, 1, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
         return torch.baddbmm(self.bias, x, self.weight)
 
 

@@ -1,4 +1,4 @@
-"""The method. Knows no simulator, robot or language model, and few libraries: torch, numpy, scikit-learn, safetensors."""
+"""The method. Knows no simulator, robot or language model; torch, numpy, scikit-learn and safetensors only."""
 
 from wmrl_embodied.core.advantages import GroupAdvantages, group_advantages
 from wmrl_embodied.core.anchors import AnchorSchedule

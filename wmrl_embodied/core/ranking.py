@@ -1,46 +1,79 @@
 """How well predicted scores rank executed ones. A policy gradient uses differences inside a group only, so that is
 what counts; the pooled figure beside it mostly says which task or start is easy.
 
-Knows groups that have both scores.
+Missing scores are NaN and left out; a tie counts half.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from wmrl_embodied.core.types import Group
 
 
-def ordered_pairs(predicted: np.ndarray, executed: np.ndarray) -> tuple[float, int]:
-    """How many pairs of unequal executed score the prediction orders rightly (a tie is half), and of how many.
+def auc(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Chance that a random positive scores above a random negative, a tie counting half; NaN with one class.
 
     Args:
-        predicted: (N,), NaN where missing.
-        executed: (N,), NaN where missing.
+        scores: (N,) predictions.
+        labels: (N,) 0 or 1. Graded outcomes work too: then every two unequal outcomes are a pair to order.
     """
-    known = np.isfinite(predicted) & np.isfinite(executed)
-    predicted, executed = predicted[known], executed[known]
-    better = executed[:, None] > executed
-    right = (predicted[:, None] > predicted) + 0.5 * (predicted[:, None] == predicted)
-    return float(right[better].sum()), int(better.sum())
+    right, pairs = ordered_pairs(np.asarray(scores, np.float64), np.asarray(labels, np.float64))
+    return right / pairs if pairs else math.nan
+
+
+def in_group_auc(groups: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[float, int]:
+    """AUC within groups, which is all a group-relative advantage can use.
+
+    Args:
+        groups: (scores (G,), labels (G,)) of each group.
+
+    Returns:
+        The mean AUC of the mixed groups weighted by their pairs (NaN if there are none), and how many groups
+        were mixed, that is: had unequal outcomes.
+    """
+    right, pairs, mixed = 0.0, 0, 0
+    for scores, labels in groups:
+        scores, labels = np.asarray(scores, np.float64), np.asarray(labels, np.float64)
+        group_right, group_pairs = ordered_pairs(scores, labels)
+        right, pairs, mixed = right + group_right, pairs + group_pairs, mixed + (group_pairs > 0)
+    return (right / pairs if pairs else math.nan), mixed
+
+
+def ordered_pairs(scores: np.ndarray, labels: np.ndarray) -> tuple[float, int]:
+    """How many pairs with unequal labels the scores order rightly (a tie is half), and how many there are."""
+    if scores.shape != labels.shape or scores.ndim != 1:
+        raise ValueError(f"scores {scores.shape} and labels {labels.shape}: both must be (N,)")
+    known = np.isfinite(scores) & np.isfinite(labels)
+    scores, labels = scores[known], labels[known]
+    values, counts = np.unique(labels, return_counts=True)
+    pairs = (len(labels) ** 2 - int(np.sum(counts**2))) // 2
+    if len(values) == 2:  # rank formula: no N x N table for the common case
+        positive = labels == values[1]
+        n = int(positive.sum())
+        return float(stats.rankdata(scores)[positive].sum() - n * (n + 1) / 2), pairs
+    right = 0.0
+    for value in values[1:]:
+        above, below = scores[labels == value], np.sort(scores[labels < value])
+        wins = np.searchsorted(below, above, side="left")
+        ties = np.searchsorted(below, above, side="right") - wins
+        right += float(np.sum(wins + 0.5 * ties))
+    return right, pairs
 
 
 def ranking_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """`auc_in_group` over all pairs inside groups, `auc_pooled` over all pairs, `mixed_groups` that have a pair.
+    """`auc_in_group` over all pairs inside groups, `auc_pooled` over all pairs, and how many groups were mixed.
 
-    An area that no pair speaks for is left out. For scores of 0 and 1 it is the area under the ROC curve.
+    An area that no pair speaks for is left out.
     """
-    inside = [ordered_pairs(group.predicted, group.executed) for group in groups]
-    metrics = {"mixed_groups": float(sum(pairs > 0 for _, pairs in inside))}
-    if any(pairs for _, pairs in inside):
-        metrics["auc_in_group"] = sum(right for right, _ in inside) / sum(pairs for _, pairs in inside)
-    if groups:
-        right, pairs = ordered_pairs(
-            np.concatenate([group.predicted for group in groups]),
-            np.concatenate([group.executed for group in groups]),
-        )
-        if pairs:
-            metrics["auc_pooled"] = right / pairs
-    return metrics
+    inside, mixed = in_group_auc((group.predicted, group.executed) for group in groups)
+    nothing = [np.zeros(0)]
+    pooled = auc(
+        np.concatenate(nothing + [group.predicted for group in groups]),
+        np.concatenate(nothing + [group.executed for group in groups]),
+    )
+    areas = {"auc_in_group": inside, "auc_pooled": pooled}
+    return {"mixed_groups": float(mixed)} | {name: area for name, area in areas.items() if not math.isnan(area)}

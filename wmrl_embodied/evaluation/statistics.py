@@ -15,6 +15,8 @@ from typing import Protocol
 import numpy as np
 from scipy import stats
 
+from wmrl_embodied.core.ranking import ordered_pairs
+
 Statistic = Callable[[np.ndarray], np.ndarray]
 """(..., N) values -> (...) one number for each row."""
 
@@ -254,35 +256,6 @@ def _win_rate(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 # ------------------------------------------------------------------------------------ world model's quality
 
 
-def auc(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Chance that a random positive scores above a random negative, a tie counting half; NaN with one class.
-
-    Args:
-        scores: (N,) predictions.
-        labels: (N,) 0 or 1. Graded outcomes work too: then every two unequal outcomes are a pair to order.
-    """
-    right, pairs = _ordered_pairs(np.asarray(scores, np.float64), np.asarray(labels, np.float64))
-    return right / pairs if pairs else math.nan
-
-
-def in_group_auc(groups: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[float, int]:
-    """AUC within groups, which is all a group-relative advantage can use.
-
-    Args:
-        groups: (scores (G,), labels (G,)) of each group.
-
-    Returns:
-        The mean AUC of the mixed groups weighted by their pairs (NaN if there are none), and how many groups
-        were mixed, that is: had unequal outcomes.
-    """
-    right, pairs, mixed = 0.0, 0, 0
-    for scores, labels in groups:
-        scores, labels = np.asarray(scores, np.float64), np.asarray(labels, np.float64)
-        group_right, group_pairs = _ordered_pairs(scores, labels)
-        right, pairs, mixed = right + group_right, pairs + group_pairs, mixed + (group_pairs > 0)
-    return (right / pairs if pairs else math.nan), mixed
-
-
 def in_group_auc_interval(
     groups: Iterable[tuple[np.ndarray, np.ndarray]],
     rng: np.random.Generator,
@@ -290,7 +263,7 @@ def in_group_auc_interval(
     confidence: float = CONFIDENCE,
 ) -> Estimate:
     """`in_group_auc` with a bootstrap interval; whole mixed groups are resampled. Two or more are needed."""
-    counts = [_ordered_pairs(np.asarray(s, np.float64), np.asarray(y, np.float64)) for s, y in groups]
+    counts = [ordered_pairs(np.asarray(s, np.float64), np.asarray(y, np.float64)) for s, y in groups]
     counts = np.array([c for c in counts if c[1]], dtype=np.float64).reshape(-1, 2)
     if not len(counts):
         return Estimate.unknown()
@@ -299,27 +272,6 @@ def in_group_auc_interval(
         return Estimate(value, math.nan, math.nan)
     right, pairs = counts[rng.integers(len(counts), size=(resamples, len(counts)))].sum(axis=1).T
     return Estimate(value, *_percentiles(right / pairs, confidence))
-
-
-def _ordered_pairs(scores: np.ndarray, labels: np.ndarray) -> tuple[float, int]:
-    """How many pairs with unequal labels the scores order rightly (a tie is half), and how many there are."""
-    if scores.shape != labels.shape or scores.ndim != 1:
-        raise ValueError(f"scores {scores.shape} and labels {labels.shape}: both must be (N,)")
-    known = np.isfinite(scores) & np.isfinite(labels)
-    scores, labels = scores[known], labels[known]
-    values, counts = np.unique(labels, return_counts=True)
-    pairs = (len(labels) ** 2 - int(np.sum(counts**2))) // 2
-    if len(values) == 2:  # rank formula: no N x N table for the common case
-        positive = labels == values[1]
-        n = int(positive.sum())
-        return float(stats.rankdata(scores)[positive].sum() - n * (n + 1) / 2), pairs
-    right = 0.0
-    for value in values[1:]:
-        above, below = scores[labels == value], np.sort(scores[labels < value])
-        wins = np.searchsorted(below, above, side="left")
-        ties = np.searchsorted(below, above, side="right") - wins
-        right += float(np.sum(wins + 0.5 * ties))
-    return right, pairs
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Several arms and seeds from one cloned policy, in one experiment folder: OUTPUT/ARM/seedK. Goes on where it stopped."""
+"""Several arms and seeds from one cloned policy, in one folder: OUTPUT/ARM/seedK. Goes on where it stopped."""
 
 from __future__ import annotations
 

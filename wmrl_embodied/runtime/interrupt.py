@@ -16,6 +16,7 @@ class StopRequest:
         self._requested = False
 
     def __call__(self) -> bool:
+        """Whether a stop was requested."""
         return self._requested
 
     def handle(self, number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Films for the report: rollouts in the simulator, and an imagined rollout beside the real one with the same actions."""
+"""Films for the report: rollouts in the simulator, and an imagined one beside the real one with the same actions."""
 
 from __future__ import annotations
 
