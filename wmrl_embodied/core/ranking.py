@@ -51,10 +51,6 @@ def ordered_pairs(scores: np.ndarray, labels: np.ndarray) -> tuple[float, int]:
     scores, labels = scores[known], labels[known]
     values, counts = np.unique(labels, return_counts=True)
     pairs = (len(labels) ** 2 - int(np.sum(counts**2))) // 2
-    if len(values) == 2:  # rank formula: no N x N table for the common case
-        positive = labels == values[1]
-        n = int(positive.sum())
-        return float(stats.rankdata(scores)[positive].sum() - n * (n + 1) / 2), pairs
     right = 0.0
     for value in values[1:]:
         above, below = scores[labels == value], np.sort(scores[labels < value])
