@@ -38,7 +38,9 @@ def _fit(
         raise ValueError("x and y must be finite: leave pairs with a missing score out")
     if not (np.isfinite(w).all() and (w >= 0).all()):
         raise ValueError("weights must be finite and not negative")
-    x, y, w = x[w > 0], y[w > 0], w[w > 0]
+    # Relative to the largest, a weight this small changes no mean, but could underflow to a division by zero.
+    kept = w > np.finfo(np.float64).eps ** 2 * w.max(initial=0.0)
+    x, y, w = x[kept], y[kept], w[kept]
     if x.size == 0:
         return None
     # Sorting by all three makes every sum below, rounding included, independent of the order of the pairs.
