@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from wmrl_embodied.core import ranking
 from wmrl_embodied.evaluation import statistics as s
 
 
@@ -158,26 +159,26 @@ def brute_auc(scores, labels):
 
 class TestAuc:
     def test_by_hand(self):
-        assert s.auc([0.9, 0.4, 0.5, 0.1], [1, 1, 0, 0]) == 0.75
-        assert s.auc([0.5, 0.5], [1, 0]) == 0.5
-        assert s.auc([0.1, 0.9], [1, 0]) == 0.0
+        assert ranking.auc([0.9, 0.4, 0.5, 0.1], [1, 1, 0, 0]) == 0.75
+        assert ranking.auc([0.5, 0.5], [1, 0]) == 0.5
+        assert ranking.auc([0.1, 0.9], [1, 0]) == 0.0
 
     def test_one_class_is_unknown(self):
-        assert math.isnan(s.auc([0.1, 0.2], [1, 1])) and math.isnan(s.auc([], []))
+        assert math.isnan(ranking.auc([0.1, 0.2], [1, 1])) and math.isnan(ranking.auc([], []))
 
     @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([0.0, 0.5, 1.0])), max_size=12))
     def test_equals_counting_all_pairs(self, pairs):
         scores = np.array([p[0] for p in pairs], float)
         labels = np.array([p[1] for p in pairs], float)
-        assert s.auc(scores, labels) == pytest.approx(brute_auc(scores, labels), nan_ok=True)
+        assert ranking.auc(scores, labels) == pytest.approx(brute_auc(scores, labels), nan_ok=True)
 
     @given(st.lists(st.tuples(st.floats(-5, 5), st.booleans()), min_size=2, max_size=12))
     def test_swapping_the_classes_mirrors_it(self, pairs):
         scores, labels = np.array([p[0] for p in pairs]), np.array([p[1] for p in pairs], float)
-        assert s.auc(scores, labels) == pytest.approx(1 - s.auc(scores, 1 - labels), nan_ok=True)
+        assert ranking.auc(scores, labels) == pytest.approx(1 - ranking.auc(scores, 1 - labels), nan_ok=True)
 
     def test_missing_values_are_left_out(self):
-        assert s.auc([0.9, np.nan, 0.1, 0.2], [1, 0, 0, np.nan]) == 1.0
+        assert ranking.auc([0.9, np.nan, 0.1, 0.2], [1, 0, 0, np.nan]) == 1.0
 
     def test_in_group_weighs_by_pairs(self):
         groups = [
@@ -185,7 +186,7 @@ class TestAuc:
             ([0.1, 0.2, 0.3, 0.4], [1, 1, 0, 0]),  # 4 pairs, all wrong
             ([0.1, 0.9], [1, 1]),  # not mixed
         ]
-        value, mixed = s.in_group_auc(groups)
+        value, mixed = ranking.in_group_auc(groups)
         assert (value, mixed) == (pytest.approx(1 / 5), 2)
 
     def test_in_group_interval(self):
@@ -199,8 +200,8 @@ class TestAuc:
 
     def test_in_group_ignores_what_only_tells_groups_apart(self):
         easy, hard = ([0.9, 0.9], [1, 0]), ([0.1, 0.1], [1, 0])
-        assert s.in_group_auc([easy, hard])[0] == 0.5
-        value, mixed = s.in_group_auc([])
+        assert ranking.in_group_auc([easy, hard])[0] == 0.5
+        value, mixed = ranking.in_group_auc([])
         assert math.isnan(value) and mixed == 0
 
 

@@ -72,4 +72,6 @@ def ranking_metrics(groups: Sequence[Group]) -> dict[str, float]:
         np.concatenate(nothing + [group.executed for group in groups]),
     )
     areas = {"auc_in_group": inside, "auc_pooled": pooled}
-    return {"mixed_groups": float(mixed)} | {name: area for name, area in areas.items() if not math.isnan(area)}
+    return {"mixed_groups": float(mixed)} | {
+        name: area for name, area in areas.items() if not math.isnan(area)
+    }

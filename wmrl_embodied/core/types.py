@@ -131,7 +131,9 @@ class Task(Protocol):
         """Groups with predicted scores only; batched and cheap."""
         ...
 
-    def execute(self, policy: Policy, contexts: Sequence[Context], group_size: int, step: int) -> Iterator[Group]:
+    def execute(
+        self, policy: Policy, contexts: Sequence[Context], group_size: int, step: int
+    ) -> Iterator[Group]:
         """Groups with executed scores, yielded as soon as each is complete so that it can be recorded."""
         ...
 

@@ -23,7 +23,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 from PIL import Image
 
-from wmrl_embodied.evaluation import statistics
+from wmrl_embodied.core import ranking
 from wmrl_embodied.evaluation.runs import Run, number
 from wmrl_embodied.evaluation.summary import success_curve
 
@@ -288,8 +288,8 @@ def auc_by_window(runs: Sequence[Run], windows: int) -> list[tuple[float, float,
         found = []
         for part in np.array_split(np.arange(len(groups)), min(windows, max(1, len(groups) // 4))):
             members = [groups[i] for i in part]
-            in_group, _ = statistics.in_group_auc((g.predicted, g.executed) for g in members)
-            pooled = statistics.auc(
+            in_group, _ = ranking.in_group_auc((g.predicted, g.executed) for g in members)
+            pooled = ranking.auc(
                 np.concatenate([g.predicted for g in members]), np.concatenate([g.executed for g in members])
             )
             found.append((float(np.mean([g.step for g in members])), in_group, pooled))

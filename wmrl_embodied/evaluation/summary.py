@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from wmrl_embodied.core import ranking
 from wmrl_embodied.evaluation import statistics
 from wmrl_embodied.evaluation.runs import HELD_OUT, Evaluation, Run, find_runs, number
 from wmrl_embodied.evaluation.statistics import Estimate
@@ -298,14 +299,14 @@ class _Summariser:
             for k in ("predicted", "executed", "predicted_variance")
         )
         scored = [(g.predicted, g.executed) for g in groups]
-        in_group, mixed = statistics.in_group_auc(scored)
+        in_group, mixed = ranking.in_group_auc(scored)
         interval = statistics.in_group_auc_interval(scored, self.rng, self.resamples)
         return {
             "auc_in_group": in_group,
             "auc_in_group_interval": [interval.low, interval.high],
             "mixed_groups": mixed,
             "groups": len(groups),
-            "auc_pooled": statistics.auc(predicted, executed),
+            "auc_pooled": ranking.auc(predicted, executed),
             "auc_source": "pairs.jsonl",
             "prediction_error": dataclasses.asdict(
                 statistics.prediction_error(predicted, executed, variance)

@@ -31,7 +31,9 @@ def judge(config: DictConfig) -> Iterator[dict[str, Any]]:
     loaded = load_policy(config.policy.path)
     settings = embodied_settings(config.task)
     probe()
-    with SimulatorPool(simulator_settings(config.task, loaded.policy.config.chunk_size), config.task.workers) as pool:
+    with SimulatorPool(
+        simulator_settings(config.task, loaded.policy.config.chunk_size), config.task.workers
+    ) as pool:
         for row in evaluate(
             loaded.policy,
             pool,

@@ -121,7 +121,9 @@ class _Parts:
         self.learner = _learner(config, self.loaded, embodied)
         probe()
         self.pool = stack.enter_context(
-            SimulatorPool(simulator_settings(config.task, self.loaded.policy.config.chunk_size), config.task.workers)
+            SimulatorPool(
+                simulator_settings(config.task, self.loaded.policy.config.chunk_size), config.task.workers
+            )
         )
         self.perception = Perception(self.loaded.policy, self.loaded.preprocessor)
         self.task = EmbodiedTask(embodied, self.pool, self.perception, self.learner, config.seed)
