@@ -210,7 +210,7 @@ def test_map_is_monotone_finite_and_within_the_executed_scores(data, kind, queri
     assert min(y) - 1e-12 <= values.min() and values.max() <= max(y) + 1e-12
 
 
-@given(st.lists(st.tuples(wide, wide, st.floats(0, 1e3)), min_size=1, max_size=30))
+@given(st.lists(st.tuples(wide, wide, st.just(0.0) | st.floats(1e-3, 1e3)), min_size=1, max_size=30))
 def test_isotonic_fit_keeps_the_weighted_mean(data):
     x, y, w = (np.array(column) for column in zip(*data, strict=True))
     knots = fit_isotonic(x, y, w)
@@ -266,3 +266,9 @@ def test_fits_refuse_what_they_cannot_use(x, y, weights):
 def test_observe_refuses_unequal_shapes():
     with pytest.raises(ValueError, match="same shape"):
         MonotoneMap().observe([0.1], [0.1, 0.2])
+
+
+def test_weight_that_would_underflow_changes_nothing():
+    with_tiny = fit_isotonic([0, 1, 1, 2], [0, 1, 5, 1], [1e3, 1e3, 1e-320, 1e3])
+    without = fit_isotonic([0, 1, 2], [0, 1, 1])
+    np.testing.assert_array_equal(with_tiny, without)
