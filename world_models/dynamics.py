@@ -97,7 +97,9 @@ class FreeMotion(nn.Module):
     @torch.no_grad()
     def fit_gain(self, action: Tensor, moved: Tensor) -> None:
         """Least-squares start for the gain from chunks (N, K, A) and how far the hand moved in each (N, P)."""
-        self.gain.copy_(torch.linalg.lstsq(action.sum(1), moved).solution)
+        # In double precision: in single, the last bits depend on where the arrays lie in memory, and two runs with
+        # the same seed part.
+        self.gain.copy_(torch.linalg.lstsq(action.sum(1).double(), moved.double()).solution)
 
 
 class DynamicsEnsemble(nn.Module):
