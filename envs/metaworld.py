@@ -218,9 +218,6 @@ class MetaWorldEnv(gymnasium.Env):
 
     def render(self) -> np.ndarray:
         """(size, size, 3) uint8."""
-        # As Meta-World intends, whose next forward pass puts some goal markers back (pick-out-of-hole: 17 cm off).
-        for site in self._sim._target_site_config:
-            self._sim._set_pos_site(*site)
         return self.renderer(self._sim.data)
 
     def close(self) -> None:
