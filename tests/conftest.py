@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-settings.register_profile("repeatable", derandomize=True)
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60, database=None)
 settings.load_profile("repeatable")
 
 TASKS = ("button-press-topdown-v3", "plate-slide-v3")

@@ -2,14 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-import hypothesis
 import pytest
 import torch
 
 from wmrl_embodied.core.types import Context, Group, Trajectory
-
-hypothesis.settings.register_profile("core", derandomize=True, deadline=None, max_examples=60, database=None)
-hypothesis.settings.load_profile("core")
 
 NAN = float("nan")
 

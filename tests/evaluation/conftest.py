@@ -4,12 +4,8 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-import hypothesis
 import numpy as np
 import pytest
-
-hypothesis.settings.register_profile("evaluation", derandomize=True, deadline=None, database=None)
-hypothesis.settings.load_profile("evaluation")
 
 TASKS = ("reach-v3", "push-v3")
 STATES = 10  # held-out states a task

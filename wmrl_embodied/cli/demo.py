@@ -10,9 +10,12 @@ from wmrl_embodied.cli.command import command
 @command("demo")
 def main(config: DictConfig) -> None:
     """Run what is not done yet."""
+    from hydra.core.global_hydra import GlobalHydra
+
     from wmrl_embodied.runtime.comparison import compare
     from wmrl_embodied.runtime.interrupt import stop_on_signal
 
+    GlobalHydra.instance().clear()  # this command's configuration is read; those of the parts are composed next
     with stop_on_signal() as stop:
         folder = compare(config, stop)
 
