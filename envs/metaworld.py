@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import json
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -192,12 +193,12 @@ class MetaWorldEnv(gymnasium.Env):
         Raises:
             ValueError: an action is not finite or not of 4 numbers; none was applied.
         """
-        actions = np.asarray(actions, dtype=np.float32)
+        actions = np.asarray(actions, dtype=np.float64)
         if actions.ndim != 2 or actions.shape[1] != ACTION_DIM:
             raise ValueError(f"{self.task}: actions of shape {actions.shape}; must be (K, {ACTION_DIM})")
         if not np.isfinite(actions).all():
             raise ValueError(f"{self.task}: action {actions.tolist()} is not finite; it was not applied")
-        actions = np.clip(actions, -1.0, 1.0)
+        actions = np.clip(actions, -1.0, 1.0).astype(np.float32)
         taken = 0
         for action in actions:
             if self._over:
@@ -227,7 +228,12 @@ class MetaWorldEnv(gymnasium.Env):
 
     def expert_action(self) -> np.ndarray:
         """(4,) what Meta-World's scripted expert for this task does now, clipped to the limits."""
-        return np.clip(self._expert.get_action(self.state), -1.0, 1.0).astype(np.float32)
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # says that it asks for more than the limits, which is seen to here
+            action = self._expert.get_action(self.state)
+        return np.clip(action, -1.0, 1.0).astype(np.float32)
 
     @property
     def _expert(self) -> Any:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import copy
 import json
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
+import draccus
+from huggingface_hub import hf_hub_download
+from huggingface_hub.constants import CONFIG_NAME, SAFETENSORS_SINGLE_FILE
+from lerobot.configs import PreTrainedConfig
 from lerobot.policies.factory import make_pre_post_processors
 from lerobot.processor import PolicyProcessorPipeline
+from safetensors.torch import load_model
 
-from wmrl_embodied.policies.mini_vla import MiniVLAConfig, MiniVLAPolicy
+from wmrl_embodied.policies.mini_vla import MiniVLAPolicy
 
 
 class PolicyNotFound(ValueError):
@@ -42,23 +48,43 @@ def load_policy(path: str) -> LoadedPolicy:
     Raises:
         PolicyNotFound: nothing there, another policy type, or a broken checkpoint.
     """
-    folder = Path(path)
-    if folder.exists():
-        config = folder / "config.json"
-        if not config.is_file():
-            raise PolicyNotFound(
-                f"policy.path={path}: no config.json there; give the folder `pretrained_model`"
-            )
-        try:
-            kind = json.loads(config.read_text()).get("type")
-        except ValueError as error:
-            raise PolicyNotFound(f"policy.path={path}: config.json is not JSON ({error})") from error
-        if kind != MiniVLAConfig.get_choice_name(MiniVLAConfig):
-            raise PolicyNotFound(f"policy.path={path}: a policy of type {kind!r}; supported is 'mini_vla'")
+    if Path(path).is_dir() and not (Path(path) / CONFIG_NAME).is_file():
+        raise PolicyNotFound(
+            f"policy.path={path}: no {CONFIG_NAME} there; give the folder `pretrained_model` of wmrl-sft or wmrl-train"
+        )
     try:
-        policy = MiniVLAPolicy.from_pretrained(path)
+        content = json.loads(_file(path, CONFIG_NAME).read_text())
+    except ValueError as error:
+        raise PolicyNotFound(f"policy.path={path}: {CONFIG_NAME} is not JSON ({error})") from error
+    kind = content.get("type") if isinstance(content, dict) else None
+    if kind != MiniVLAPolicy.name:
+        raise PolicyNotFound(
+            f"policy.path={path}: a policy of type {kind!r}; supported is {MiniVLAPolicy.name!r}, which wmrl-sft makes"
+        )
+    try:
+        # LeRobot's own `from_pretrained` leaves a temporary file behind and takes weights that are missing for fine.
+        policy = MiniVLAPolicy(draccus.decode(PreTrainedConfig, content))
+        load_model(policy, _file(path, SAFETENSORS_SINGLE_FILE), strict=True)
         processors = make_pre_post_processors(policy.config, pretrained_path=path)
-    except Exception as error:  # the hub client and safetensors raise many kinds
-        raise PolicyNotFound(f"policy.path={path}: cannot be opened: {error}".splitlines()[0]) from error
-    policy.freeze_vision()
+    except PolicyNotFound:
+        raise
+    except Exception as error:  # draccus, torch, safetensors and the processors raise many kinds
+        reason = textwrap.shorten(str(error.__cause__ or error), 300)
+        raise PolicyNotFound(
+            f"policy.path={path}: a broken or foreign checkpoint ({reason}); restore it, or clone anew with wmrl-sft"
+        ) from error
+    policy.to(policy.config.device).freeze_vision()
     return LoadedPolicy(policy.eval(), *processors)
+
+
+def _file(path: str, name: str) -> Path:
+    """One file of a checkpoint, downloaded if `path` is a hub id."""
+    if Path(path).exists():
+        return Path(path) / name
+    try:
+        return Path(hf_hub_download(path, name))
+    except Exception as error:  # offline, unknown, private, or no valid id
+        reason = textwrap.shorten(str(error), 160)
+        raise PolicyNotFound(
+            f"policy.path={path}: no such folder, and no {name} of that name on the Hugging Face hub ({reason})"
+        ) from error

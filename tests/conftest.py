@@ -20,6 +20,15 @@ def pool():
 
 
 @pytest.fixture(scope="session")
+def lone_worker():
+    """One worker with the default settings."""
+    from wmrl_embodied.envs.pool import SimulatorPool
+
+    with SimulatorPool(workers=1) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
 def dataset(pool, tmp_path_factory):
     """Two noisy demonstrations of each of two tasks."""
     from wmrl_embodied.envs.demonstrations import collect_dataset

@@ -229,7 +229,7 @@ def test_only_looks_are_simplified(button):
 
 def test_actions_beyond_the_limits_are_clipped_once(button):
     outcomes = []
-    for reach in (1.0, 1e6, 3e38):
+    for reach in (1.0, 1e6, 1e300):
         button.reset(seed=0)
         button.step(np.array([reach, -reach, reach, -reach]))
         outcomes.append(snapshot(button))
@@ -243,7 +243,6 @@ def test_actions_beyond_the_limits_are_clipped_once(button):
         [[1e6, np.nan, 0.1, 0.2]],
         [[0.5, 0, 0, 0], [0, np.inf, 0, 0]],
         [[0, 0, 0, -np.inf]],
-        [[1e300, 0, 0, 0]],
         [[0.5, 0, 0]],
         [[0.5, 0, 0, 0, 0]],
         0.5,
@@ -361,7 +360,7 @@ def test_every_task_of_mt50_has_an_instruction_an_environment_and_an_expert():
 def test_experts_succeed(make, task):
     env = make(task)
     assert env.task_description == instructions()[task]
-    env.reset(seed=2_000_000)
+    env.reset(seed=0)
     over = False
     while not over:
         action = env.expert_action()

@@ -6,7 +6,7 @@ the world model on the same actions, which gives the pairs that the corrections 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,10 +104,16 @@ class EmbodiedTask:
         return self._attempt(policy, self._imagined_world(), contexts, group_size, step)
 
     def execute(
-        self, policy: ActingPolicy, contexts: Sequence[Context], group_size: int, step: int
+        self,
+        policy: ActingPolicy,
+        contexts: Sequence[Context],
+        group_size: int,
+        step: int,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[Group]:
-        """Groups rolled out in the simulator."""
-        for batch in self._simulate(policy, contexts, group_size, step, predicts=False):
+        """Groups rolled out in the simulator, `groups_at_once` of them together."""
+        batches = self._simulate(policy, contexts, group_size, step, predicts=False)
+        while not should_stop() and (batch := next(batches, None)) is not None:
             yield from batch
 
     @torch.no_grad()

@@ -38,7 +38,10 @@ class Perception:
                 "task": list(instructions),
             }
         )
-        features = self._policy.encode(batch[self._policy.config.image_key])
+        image = batch[self._policy.config.image_key]
+        # Never a single image: the convolutions take another path for it, whose last bits differ, and a resumed run,
+        # which looks at other numbers of images at once, would part from an undisturbed one.
+        features = self._policy.encode(image if len(image) > 1 else image.repeat(2, 1, 1, 1))[: len(image)]
         return Observation(features, batch[OBS_STATE], batch[OBS_LANGUAGE_TOKENS])
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable
 import hydra
 from omegaconf import DictConfig
 
+from wmrl_embodied.runtime.limits import check_limits
+
 # Before torch is imported: simulator workers and torch would otherwise take every core each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -22,6 +24,7 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callab
     def decorate(function: Callable[[DictConfig], None]) -> Callable[[], None]:
         def guarded(config: DictConfig) -> None:
             try:
+                check_limits(config)  # at once, not after the seconds that importing torch takes
                 function(config)
             except KeyboardInterrupt:
                 print("interrupted", file=sys.stderr)
@@ -30,8 +33,10 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callab
                 if os.environ.get("WMRL_TRACEBACK"):
                     raise
                 message = error.args[0] if isinstance(error, KeyError) and error.args else error
-                print(f"error: {message}", file=sys.stderr)
-                raise SystemExit(130 if type(error).__name__ == "Interrupted" else 2) from error
+                interrupted = type(error).__name__ == "Interrupted"  # importing its class would import torch
+                text = " ".join(str(message).split())  # libraries write whole paragraphs
+                print(text if interrupted else f"error: {text}", file=sys.stderr)
+                raise SystemExit(130 if interrupted else 2) from error
 
         return hydra.main(
             version_base=None, config_path="pkg://wmrl_embodied.configs", config_name=config_name

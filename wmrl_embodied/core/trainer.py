@@ -191,10 +191,10 @@ class Trainer:
         self.ledger.ensure_space(len(missing) * size * self.settings.disk_per_execution)
         self._check_stop()
         if missing:
-            for group in self.task.execute(self.policy, missing, size, step):
+            for group in self.task.execute(self.policy, missing, size, step, self.should_stop):
                 self.ledger.append(step, group, seed=self.seed)
                 done[group.context] = group
-                self._check_stop()
+            self._check_stop()
         return [replace(done[context], anchor=True) for context in wanted]
 
     def _check_stop(self) -> None:

@@ -6,7 +6,7 @@ written and graded are the same thing here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -132,9 +132,16 @@ class Task(Protocol):
         ...
 
     def execute(
-        self, policy: Policy, contexts: Sequence[Context], group_size: int, step: int
+        self,
+        policy: Policy,
+        contexts: Sequence[Context],
+        group_size: int,
+        step: int,
+        should_stop: Callable[[], bool],
     ) -> Iterator[Group]:
-        """Groups with executed scores, yielded as soon as each is complete so that it can be recorded."""
+        """Groups with executed scores, yielded as soon as each is complete so that it can be recorded. Once
+        `should_stop()` is true nothing more is started; what is under way is still yielded, for it is paid for.
+        """
         ...
 
     def predict(self, policy: Policy, groups: Sequence[Group], step: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from pathlib import Path
 
 import torch
@@ -14,6 +16,7 @@ from wmrl_embodied.envs.pool import SimulatorPool
 from wmrl_embodied.envs.rendering import probe
 from wmrl_embodied.policies.cloning import CloningSettings, clone, load_frames, new_policy
 from wmrl_embodied.policies.loading import LoadedPolicy
+from wmrl_embodied.runtime.limits import check_limits
 from wmrl_embodied.runtime.training import simulator_settings
 
 IMAGE = "observation.image"
@@ -25,11 +28,18 @@ def run_cloning(config: DictConfig) -> Path:
     Raises:
         ValueError, OSError, RuntimeError: bad settings, no rendering, an unreadable dataset.
     """
+    check_limits(config)
+    if config.policy.width % config.policy.heads:
+        raise ValueError(f"policy.heads={config.policy.heads}: must divide policy.width={config.policy.width}")
     torch.set_num_threads(config.threads)
     output = Path(config.output_dir)
     settings = CloningSettings(**config.cloning, seed=config.seed)
     for task in config.task.tasks:
         check_task(task)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"output_dir={output} cannot be made ({error.strerror}): choose another folder") from error
     if config.demonstrations.path is not None:
         dataset = _open(config.demonstrations.path)
     else:
@@ -48,17 +58,25 @@ def _collect(config: DictConfig, root: Path) -> LeRobotDataset:
             f"{root} exists: use it with demonstrations.path={root}, or choose another output_dir"
         )
     probe()
-    root.parent.mkdir(parents=True, exist_ok=True)
-    with SimulatorPool(
-        simulator_settings(config.task, config.policy.chunk_size), config.task.workers
-    ) as pool:
+    partial = root.with_name(f"{root.name}.partial")  # whatever has the final name is whole
+    shutil.rmtree(partial, ignore_errors=True)
+    settings = simulator_settings(config.task, config.policy.chunk_size)
+    with SimulatorPool(settings, config.task.workers) as pool:
         wanted = config.demonstrations
-        return collect_dataset(pool, config.task.tasks, wanted.per_task, wanted.noise, config.seed, root)
+        collect_dataset(pool, config.task.tasks, wanted.per_task, wanted.noise, config.seed, partial)
+    partial.rename(root)
+    return _open(str(root))
 
 
 def _open(path: str) -> LeRobotDataset:
     """A dataset from a folder or the hub."""
     folder = Path(path)
-    if folder.exists():
-        return LeRobotDataset(repo_id=f"local/{folder.name}", root=folder)
-    return LeRobotDataset(repo_id=path)
+    if folder.exists() and not (folder / "meta" / "info.json").is_file():
+        raise ValueError(f"demonstrations.path={path}: no meta/info.json there, so it is no LeRobotDataset")
+    try:
+        if folder.exists():
+            return LeRobotDataset(repo_id=f"local/{folder.name}", root=folder)
+        return LeRobotDataset(repo_id=path)
+    except Exception as error:  # the hub client and the readers of datasets raise many kinds
+        where = "a broken dataset" if folder.exists() else "no such folder, and no dataset on the Hugging Face hub"
+        raise ValueError(f"demonstrations.path={path}: {where} ({textwrap.shorten(str(error), 160)})") from error

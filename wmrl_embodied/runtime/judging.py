@@ -14,7 +14,8 @@ from wmrl_embodied.envs.rendering import probe
 from wmrl_embodied.evaluation.statistics import proportion_interval
 from wmrl_embodied.policies.loading import load_policy
 from wmrl_embodied.runtime.evaluate import evaluate
-from wmrl_embodied.runtime.training import embodied_settings, simulator_settings
+from wmrl_embodied.runtime.limits import check_limits
+from wmrl_embodied.runtime.training import check_fit, embodied_settings, simulator_settings
 
 
 def judge(config: DictConfig) -> Iterator[dict[str, Any]]:
@@ -27,8 +28,10 @@ def judge(config: DictConfig) -> Iterator[dict[str, Any]]:
         raise ValueError(
             "policy.path=null: name a pretrained_model folder; wmrl-sft and wmrl-train write them"
         )
+    check_limits(config)
     torch.set_num_threads(config.threads)
     loaded = load_policy(config.policy.path)
+    check_fit(loaded, config.task)
     settings = embodied_settings(config.task)
     probe()
     with SimulatorPool(

@@ -16,18 +16,23 @@ MODES = ("disabled", "offline", "online")
 def open_tracker(config: DictConfig, folder: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Yields a function that takes one row of metrics a step.
 
+    Args:
+        config: of the run; its `wandb` is one of `MODES`.
+        folder: of the run; an offline run is written below it.
+
     Raises:
-        ValueError: `wandb` is not one of `MODES`.
+        RuntimeError: wandb cannot start, not logged in for instance.
     """
-    if config.wandb not in MODES:
-        raise ValueError(f"wandb={config.wandb!r}: one of {', '.join(MODES)}")
     if config.wandb == "disabled":
         yield lambda row: None
         return
     import wandb  # slow to import, and not needed by most runs
 
     settings = OmegaConf.to_container(config, resolve=True)
-    run = wandb.init(project="wmrl-embodied", dir=folder, mode=config.wandb, config=settings)
+    try:
+        run = wandb.init(project="wmrl-embodied", dir=folder, mode=config.wandb, config=settings)
+    except wandb.Error as error:
+        raise RuntimeError(f"wandb={config.wandb}: {error}; or use wandb=offline and `wandb sync` later") from error
     try:
         yield lambda row: run.log(row, step=row["step"])
     finally:

@@ -24,10 +24,12 @@ from wmrl_embodied.core.ledger import Ledger
 from wmrl_embodied.core.policy_gradient import UpdateSettings
 from wmrl_embodied.core.trainer import Interrupted, Trainer, TrainerSettings
 from wmrl_embodied.core.types import Group
+from wmrl_embodied.envs.metaworld import ACTION_DIM, PROPRIO_DIM
 from wmrl_embodied.envs.pool import SimulatorPool, SimulatorSettings
 from wmrl_embodied.envs.rendering import probe
 from wmrl_embodied.policies.loading import LoadedPolicy, load_policy
 from wmrl_embodied.runtime.evaluate import evaluate
+from wmrl_embodied.runtime.limits import check_limits
 from wmrl_embodied.runtime.media import film_rollouts
 from wmrl_embodied.runtime.run_folder import RunFolder
 from wmrl_embodied.runtime.tracking import open_tracker
@@ -54,6 +56,24 @@ def embodied_settings(task: DictConfig) -> EmbodiedSettings:
     )
 
 
+def check_fit(loaded: LoadedPolicy, task: DictConfig) -> None:
+    """Check that a policy sees and does what the environments of a `task` configuration show and expect.
+
+    Raises:
+        ValueError: says what differs.
+    """
+    config = loaded.policy.config
+    size = config.image_features[config.image_key].shape[-1]
+    if size != task.image_size:
+        raise ValueError(f"task.image_size={task.image_size}: the policy was trained on {size} pixels")
+    sizes = (config.robot_state_feature.shape[0], config.action_feature.shape[0])
+    if sizes != (PROPRIO_DIM, ACTION_DIM):
+        raise ValueError(
+            f"the policy takes {sizes[0]} numbers of state and gives {sizes[1]} of action; Meta-World has "
+            f"{PROPRIO_DIM} and {ACTION_DIM}"
+        )
+
+
 def train(
     config: DictConfig,
     overrides: Sequence[str] = (),
@@ -77,11 +97,28 @@ def train(
         config = _with_overrides(run.config, overrides)
     elif config.policy.path is None:
         raise ValueError("policy.path=null: name a pretrained_model folder; wmrl-sft writes one")
+    check_limits(config)
     with ExitStack() as stack:
         parts = _Parts(config, run if resuming else None, stack)
         if not resuming:
-            run = RunFolder.create(Path(config.output_dir), config)
-        return _drive(config, run, parts, should_stop, stack, resuming)
+            run = RunFolder.create(Path(config.output_dir))
+        ledger = stack.enter_context(Ledger(run.path / "ledger"))  # one process at a time from here on
+        trainer = _trainer(config, parts, ledger, should_stop)
+        if resuming:
+            _restore(trainer, parts, run.load_state(run.latest_step()), ledger)
+            run.cut_back()
+        elif len(ledger):
+            raise FileExistsError(
+                f"output_dir={run.path} has a ledger of {ledger.executions} executions: choose another folder"
+            )
+        else:
+            _checkpoint(run, parts, trainer)
+        run.config = config
+        try:
+            _drive(config, run, parts, trainer, should_stop, stack.enter_context(open_tracker(config, run.path)))
+        except Interrupted as stopped:
+            raise Interrupted(f"{stopped}; resume={run.path} continues") from stopped
+        return run.path
 
 
 def _with_overrides(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
@@ -115,7 +152,13 @@ class _Parts:
             for name in ("action_std", "noise_correlation"):
                 if config.policy[name] is not None:
                     setattr(policy.config, name, config.policy[name])
+        check_fit(self.loaded, config.task)
         embodied = embodied_settings(config.task)
+        if self.settings.groups > embodied.train_states * len(embodied.tasks):
+            raise ValueError(
+                f"trainer.groups={self.settings.groups}: only task.train_states={embodied.train_states} of "
+                f"{len(embodied.tasks)} tasks, and no state twice in a step"
+            )
         trainable = [p for p in self.loaded.policy.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(trainable, lr=learning_rate, weight_decay=0.0)
         self.learner = _learner(config, self.loaded, embodied)
@@ -146,16 +189,8 @@ def _learner(config: DictConfig, loaded: LoadedPolicy, embodied: EmbodiedSetting
     return DynamicsLearner(model, embodied.chunks, LearnerSettings(**settings), config.seed)
 
 
-def _drive(
-    config: DictConfig,
-    run: RunFolder,
-    parts: _Parts,
-    should_stop: Callable[[], bool],
-    stack: ExitStack,
-    resuming: bool,
-) -> Path:
-    ledger = stack.enter_context(Ledger(run.path / "ledger"))
-    trainer = Trainer(
+def _trainer(config: DictConfig, parts: _Parts, ledger: Ledger, should_stop: Callable[[], bool]) -> Trainer:
+    return Trainer(
         parts.task,
         parts.loaded.policy,
         parts.reference,
@@ -168,13 +203,19 @@ def _drive(
         config.seed,
         should_stop,
     )
-    tracker = stack.enter_context(open_tracker(config, run.path))
-    if resuming:
-        _restore(trainer, parts, run.load_state(run.latest_step()), ledger)
-    else:
+
+
+def _drive(
+    config: DictConfig,
+    run: RunFolder,
+    parts: _Parts,
+    trainer: Trainer,
+    should_stop: Callable[[], bool],
+    track: Callable[[dict[str, Any]], None],
+) -> None:
+    if trainer.step_count == 0:
         _film(config, run, parts, "before")
         _judge(config, run, parts, trainer, should_stop)
-        _checkpoint(run, parts, trainer)
     bar = tqdm(
         total=config.steps,
         initial=trainer.step_count,
@@ -192,7 +233,7 @@ def _drive(
             for group in result.executed:
                 run.log("pairs", _pair(step, group))
             run.log("metrics", row)
-            tracker(row)
+            track(row)
             if step == config.steps or step % config.checkpoint_every == 0:
                 _checkpoint(run, parts, trainer)
             bar.update()
@@ -200,7 +241,6 @@ def _drive(
                 executions=trainer.executions, executed_success=row["executed_success"], refresh=False
             )
     _film(config, run, parts, "after")
-    return run.path
 
 
 def _judge(
@@ -222,7 +262,7 @@ def _judge(
     for row in rows:
         run.log("evaluations", {"step": trainer.step_count, "executions": trainer.executions, **row})
         if should_stop():
-            raise Interrupted(f"stopped while judging step {trainer.step_count}; resume={run.path} continues")
+            raise Interrupted(f"stopped while judging step {trainer.step_count}")
     return time.perf_counter() - started
 
 
