@@ -30,7 +30,9 @@ def run_cloning(config: DictConfig) -> Path:
     """
     check_limits(config)
     if config.policy.width % config.policy.heads:
-        raise ValueError(f"policy.heads={config.policy.heads}: must divide policy.width={config.policy.width}")
+        raise ValueError(
+            f"policy.heads={config.policy.heads}: must divide policy.width={config.policy.width}"
+        )
     torch.set_num_threads(config.threads)
     output = Path(config.output_dir)
     settings = CloningSettings(**config.cloning, seed=config.seed)
@@ -39,7 +41,9 @@ def run_cloning(config: DictConfig) -> Path:
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OSError(f"output_dir={output} cannot be made ({error.strerror}): choose another folder") from error
+        raise OSError(
+            f"output_dir={output} cannot be made ({error.strerror}): choose another folder"
+        ) from error
     if config.demonstrations.path is not None:
         dataset = _open(config.demonstrations.path)
     else:
@@ -48,7 +52,11 @@ def run_cloning(config: DictConfig) -> Path:
     policy, preprocessor, postprocessor = new_policy(dataset, IMAGE, config.seed, **config.policy)
     clone(policy, preprocessor, frames, settings)
     folder = output / "pretrained_model"
-    LoadedPolicy(policy, preprocessor, postprocessor).save(folder)
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    LoadedPolicy(policy, preprocessor, postprocessor).save(partial)
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
     return folder
 
 
@@ -78,5 +86,11 @@ def _open(path: str) -> LeRobotDataset:
             return LeRobotDataset(repo_id=f"local/{folder.name}", root=folder)
         return LeRobotDataset(repo_id=path)
     except Exception as error:  # the hub client and the readers of datasets raise many kinds
-        where = "a broken dataset" if folder.exists() else "no such folder, and no dataset on the Hugging Face hub"
-        raise ValueError(f"demonstrations.path={path}: {where} ({textwrap.shorten(str(error), 160)})") from error
+        where = (
+            "a broken dataset"
+            if folder.exists()
+            else "no such folder, and no dataset on the Hugging Face hub"
+        )
+        raise ValueError(
+            f"demonstrations.path={path}: {where} ({textwrap.shorten(str(error), 160)})"
+        ) from error

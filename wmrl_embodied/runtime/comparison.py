@@ -11,7 +11,8 @@ from omegaconf import DictConfig
 
 from wmrl_embodied.core.trainer import Interrupted
 from wmrl_embodied.runtime.cloning import run_cloning
-from wmrl_embodied.runtime.run_folder import RunFolder
+from wmrl_embodied.runtime.limits import check_limits
+from wmrl_embodied.runtime.run_folder import CONFIG
 from wmrl_embodied.runtime.training import train
 
 
@@ -21,24 +22,32 @@ def compare(config: DictConfig, should_stop: Callable[[], bool] = lambda: False)
     Args:
         config: of `configs/demo.yaml`.
         should_stop: asked between executions.
+
+    Raises:
+        ValueError: a setting of any of the runs, before the first of them starts.
     """
+    check_limits(config)
     output = Path(config.output_dir)
     task = [f"task.tasks=[{','.join(config.tasks)}]", f"task.workers={config.workers}"]
     policy = output / "sft" / "pretrained_model"
-    if not (policy / "policy_postprocessor.json").is_file():  # the last file that is written
-        shutil.rmtree(output / "sft", ignore_errors=True)
-        run_cloning(_compose("sft", [*task, f"output_dir={output / 'sft'}", *config.sft]))
+    sft = _compose("sft", [*task, f"output_dir={output / 'sft'}", *config.sft])
+    runs = []
     for seed in config.seeds:
         for arm in config.arms:
-            if should_stop():
-                raise Interrupted(f"stopped; the same command goes on in {output}")
             folder = output / arm / f"seed{seed}"
-            if RunFolder(folder).latest_step() is None:
-                shutil.rmtree(folder, ignore_errors=True)
-                where = [f"correction={arm}", f"seed={seed}", f"policy.path={policy}", f"output_dir={folder}"]
-                train(_compose("train", [*task, *where, *config.train]), should_stop=should_stop)
-            else:
-                train(_compose("train", [f"resume={folder}"]), should_stop=should_stop)
+            where = [f"correction={arm}", f"seed={seed}", f"policy.path={policy}", f"output_dir={folder}"]
+            begun = (folder / CONFIG).exists()
+            runs.append(_compose("train", [f"resume={folder}"] if begun else [*task, *where, *config.train]))
+    for part in (sft, *runs):
+        check_limits(part)
+
+    if not policy.exists():
+        shutil.rmtree(output / "sft", ignore_errors=True)
+        run_cloning(sft)
+    for run in runs:
+        if should_stop():
+            raise Interrupted(f"stopped; the same command goes on in {output}")
+        train(run, should_stop=should_stop)
     return output
 
 

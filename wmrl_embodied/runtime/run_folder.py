@@ -130,7 +130,11 @@ class RunFolder:
             shutil.rmtree(final, ignore_errors=True)
             partial.rename(final)
             _sync(final.parent)
-        except (OSError, RuntimeError, SafetensorError) as error:  # torch's and safetensors' words for a full disk
+        except (
+            OSError,
+            RuntimeError,
+            SafetensorError,
+        ) as error:  # torch's and safetensors' words for a full disk
             free = shutil.disk_usage(self.path).free
             shutil.rmtree(partial, ignore_errors=True)
             raise OSError(

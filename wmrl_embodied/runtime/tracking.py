@@ -32,7 +32,9 @@ def open_tracker(config: DictConfig, folder: Path) -> Iterator[Callable[[dict[st
     try:
         run = wandb.init(project="wmrl-embodied", dir=folder, mode=config.wandb, config=settings)
     except wandb.Error as error:
-        raise RuntimeError(f"wandb={config.wandb}: {error}; or use wandb=offline and `wandb sync` later") from error
+        raise RuntimeError(
+            f"wandb={config.wandb}: {error}; or use wandb=offline and `wandb sync` later"
+        ) from error
     try:
         yield lambda row: run.log(row, step=row["step"])
     finally:

@@ -115,7 +115,9 @@ def train(
             _checkpoint(run, parts, trainer)
         run.config = config
         try:
-            _drive(config, run, parts, trainer, should_stop, stack.enter_context(open_tracker(config, run.path)))
+            _drive(
+                config, run, parts, trainer, should_stop, stack.enter_context(open_tracker(config, run.path))
+            )
         except Interrupted as stopped:
             raise Interrupted(f"{stopped}; resume={run.path} continues") from stopped
         return run.path
