@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator
 
 import torch
 from einops import rearrange
+from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
 from lerobot.policies.pretrained import PreTrainedPolicy
 from lerobot.utils.constants import ACTION, OBS_LANGUAGE_TOKENS, OBS_STATE
 from torch import Tensor, nn
 
 from wmrl_embodied.policies.mini_vla.configuration_mini_vla import MiniVLAConfig
+from wmrl_embodied.policies.mini_vla.processor_mini_vla import build_vocabulary
 
 ACTION_LIMIT = 1.0
 
@@ -138,8 +141,12 @@ class MiniVLAPolicy(PreTrainedPolicy):
     config_class = MiniVLAConfig
     name = "mini_vla"
 
-    def __init__(self, config: MiniVLAConfig, **_: object) -> None:
+    def __init__(
+        self, config: MiniVLAConfig, dataset_meta: LeRobotDatasetMetadata | None = None, **_: object
+    ) -> None:
         super().__init__(config)
+        if not config.vocabulary and dataset_meta is not None:  # a new policy of `lerobot-train`
+            config.vocabulary = build_vocabulary(list(dataset_meta.tasks.index))
         config.validate_features()
         self.vision = VisionEncoder(config.keypoints)
         self.language = InstructionEncoder(
@@ -148,7 +155,7 @@ class MiniVLAPolicy(PreTrainedPolicy):
         self.trunk = Trunk(config)
         self.reset()
 
-    def get_optim_params(self) -> dict:
+    def get_optim_params(self) -> Iterator[nn.Parameter]:
         """All parameters, for `lerobot-train`."""
         return self.parameters()
 

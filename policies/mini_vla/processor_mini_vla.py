@@ -49,6 +49,8 @@ class InstructionWords(ObservationProcessorStep):
 
     def tokens(self, instruction: str) -> list[int]:
         """L token numbers, padded with 0."""
+        if not self.vocabulary:
+            raise ValueError("vocabulary=[]: list the words of the instructions, see `build_vocabulary`")
         known = [self._index.get(word, self._index[UNKNOWN]) for word in words(instruction)][: self.max_words]
         return known + [0] * (self.max_words - len(known))
 
