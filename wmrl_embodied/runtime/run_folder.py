@@ -5,6 +5,7 @@ Knows files, not training.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -56,7 +57,8 @@ class RunFolder:
             )
         try:
             path.mkdir(parents=True, exist_ok=True)
-            _write(path / PROVENANCE, (json.dumps(provenance(), indent=2) + "\n").encode())
+            if not os.access(path, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
             raise OSError(
                 f"output_dir={path} cannot be written to ({error.strerror}): choose another folder"
@@ -82,6 +84,11 @@ class RunFolder:
         except Exception as error:  # YAML and OmegaConf raise many kinds
             raise NoCheckpoint(f"resume={path}: {CONFIG} cannot be read ({error})") from error
         return run
+
+    def begin(self, config: DictConfig) -> None:
+        """Make the folder a run. Its first checkpoint is there, and whoever calls this holds the ledger."""
+        _write(self.path / PROVENANCE, (json.dumps(provenance(), indent=2) + "\n").encode())
+        self.config = config
 
     def cut_back(self) -> None:
         """Drop from the logs what will be written again: all after the latest checkpoint, and the first judgement

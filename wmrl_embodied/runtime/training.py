@@ -95,25 +95,28 @@ def train(
     if resuming:
         run = RunFolder.reopen(Path(config.resume))
         config = _with_overrides(run.config, overrides)
-    elif config.policy.path is None:
-        raise ValueError("policy.path=null: name a pretrained_model folder; wmrl-sft writes one")
-    check_limits(config)
+        check_limits(config)
+        state = run.load_state(run.latest_step())
+    else:
+        check_limits(config)
+        if config.policy.path is None:
+            raise ValueError("policy.path=null: name a pretrained_model folder; wmrl-sft writes one")
+        run = RunFolder.create(Path(config.output_dir))
     with ExitStack() as stack:
         parts = _Parts(config, run if resuming else None, stack)
-        if not resuming:
-            run = RunFolder.create(Path(config.output_dir))
         ledger = stack.enter_context(Ledger(run.path / "ledger"))  # one process at a time from here on
         trainer = _trainer(config, parts, ledger, should_stop)
         if resuming:
-            _restore(trainer, parts, run.load_state(run.latest_step()), ledger)
+            _restore(trainer, parts, state, ledger)
             run.cut_back()
+            run.config = config
         elif len(ledger):
             raise FileExistsError(
                 f"output_dir={run.path} has a ledger of {ledger.executions} executions: choose another folder"
             )
         else:
             _checkpoint(run, parts, trainer)
-        run.config = config
+            run.begin(config)
         try:
             _drive(
                 config, run, parts, trainer, should_stop, stack.enter_context(open_tracker(config, run.path))
