@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,3 +42,7 @@ def open_tracker(config: DictConfig, folder: Path) -> Iterator[Callable[[dict[st
         yield lambda row: run.log(row, step=row["step"])
     finally:
         run.finish()
+        wandb.teardown()  # its service process, which otherwise lives as long as this one
+        for socket_folder in Path(tempfile.gettempdir()).glob(f"wandb-{os.getpid()}-*"):
+            with contextlib.suppress(OSError):
+                socket_folder.rmdir()  # the service leaves it behind, empty
