@@ -107,7 +107,7 @@ def test_imagined(shown):
     assert len(film.images) == 9 and len(traces) == 4
     assert all(len(axes.lines) == 5 + 1 + 1 for axes in traces)  # members, real, the step of success
     assert probability.get_ylabel() == "success\nprobability"
-    assert "hand x (m)" in texts(figure)
+    assert "hand x" in texts(figure)
 
 
 def test_imagined_that_never_succeeds_and_is_short(shown):

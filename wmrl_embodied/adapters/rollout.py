@@ -106,7 +106,6 @@ def rollout(
     record: dict[str, list[Tensor]] = {
         name: [] for name in ("features", "proprio", "action", "noise_before", "mask")
     }
-    hazards = []
     for chunk in range(chunks):
         action = policy.act(
             observation.features,
@@ -131,7 +130,6 @@ def rollout(
         ):
             record[name].append(value)
         survival = survival * (1 - outcome.hazard * running)
-        hazards.append(outcome.hazard * running)
         observation = outcome.observation
         if stop_at_success:
             running = running & (survival.amax(0) > 0)

@@ -83,12 +83,14 @@ class SimulatorWorld:
     def step(self, action: Tensor, running: Tensor) -> Outcome:
         """Apply a chunk to the running rows; one judge, whose hazard is 0 or 1."""
         rows = running.nonzero().flatten()
+        hazard, taken = torch.zeros(1, len(running)), torch.zeros(len(running), dtype=torch.long)
+        if not len(rows):  # every success was true from the start
+            return Outcome(self._observation, hazard, taken)
         raw, success, _, _, infos = self._pool.step(rows.tolist(), action[rows].numpy())
         seen = self._perception(raw["pixels"], raw["agent_pos"], [self._instructions[row] for row in rows])
         features, proprio = self._observation.features.clone(), self._observation.proprio.clone()
         features[rows], proprio[rows] = seen.features, seen.proprio
         self._observation = Observation(features, proprio, self._observation.tokens)
-        hazard, taken = torch.zeros(1, len(running)), torch.zeros(len(running), dtype=torch.long)
         for row, now, info in zip(rows.tolist(), success, infos, strict=True):
             hazard[0, row] = info["success_once"] and not self.success_once[row]
             taken[row] = info["actions_taken"]

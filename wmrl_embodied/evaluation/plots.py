@@ -555,7 +555,7 @@ def _thumbnail(frame: np.ndarray, side: int = 128) -> np.ndarray:
 
 def _proprio_names(count: int) -> list[str]:
     if count == 4:
-        return ["hand x (m)", "hand y (m)", "hand z (m)", "gripper"]
+        return ["hand x", "hand y", "hand z", "gripper"]
     return [f"proprio {d}" for d in range(count)]
 
 
