@@ -33,12 +33,15 @@ class TrainerSettings:
         warmup_steps: first steps in which every group is executed, where the arm uses predictions: they teach
             the world model before it is believed, and count as executions. Arms with anchors train on them
             like on any anchor.
+        warmup_groups: groups of such a step, None for `groups`. Imagined groups are cheap and may be many; these
+            are not.
         disk_per_execution: bytes that must be free for each attempt before it is executed.
     """
 
     groups: int = 8
     group_size: int = 8
     warmup_steps: int = 0
+    warmup_groups: int | None = None
     disk_per_execution: int = 200_000
 
     def __post_init__(self) -> None:
@@ -52,6 +55,10 @@ class TrainerSettings:
         if self.group_size < 2:
             raise ValueError(
                 f"group_size={self.group_size}: a group of one has no advantage; must be at least 2"
+            )
+        if self.warmup_groups is not None and self.warmup_groups < 1:
+            raise ValueError(
+                f"warmup_groups={self.warmup_groups}: must be at least 1, or null for trainer.groups"
             )
         if self.warmup_steps < 0:
             raise ValueError(f"warmup_steps={self.warmup_steps}: must be at least 0")
@@ -118,10 +125,12 @@ class Trainer:
     def step(self) -> StepResult:
         """One step of the method; raises `Interrupted` when asked to stop, `LedgerFull` without disk space."""
         step, settings, seconds = self.step_count, self.settings, {}
-        contexts = self.task.sample_contexts(settings.groups, rng(self.seed, step, "contexts"))
+        warming_up = self.estimator.uses_predictions and step < settings.warmup_steps
+        size = (settings.warmup_groups if warming_up else None) or settings.groups
+        contexts = self.task.sample_contexts(size, rng(self.seed, step, "contexts"))
         if len(set(contexts)) < len(contexts):
             raise ValueError("sample_contexts gave a context twice; the ledger tells groups of a step by it")
-        anchors, probability = self._choose_anchors(step)
+        anchors, probability = self._choose_anchors(step, size, warming_up)
 
         with _timed(seconds, "execute"):
             executed = self._execute(contexts, anchors, step)
@@ -170,10 +179,8 @@ class Trainer:
         }
         return StepResult(metrics, executed)
 
-    def _choose_anchors(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+    def _choose_anchors(self, step: int, size: int, warming_up: bool) -> tuple[np.ndarray, np.ndarray]:
         """(m,) which groups are executed, and with which probability each was chosen."""
-        size = self.settings.groups
-        warming_up = self.estimator.uses_predictions and step < self.settings.warmup_steps
         if self.estimator.executes_all or warming_up:
             share = AnchorSchedule(1.0, floor=0, budget=self.schedule.budget)
         elif self.estimator.uses_anchors:

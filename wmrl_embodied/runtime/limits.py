@@ -128,6 +128,7 @@ LIMITS: dict[str, Number | Choice | Text | Switch | Listed] = {
     "trainer.groups": _whole(1),
     "trainer.group_size": _whole(2),
     "trainer.warmup_steps": _whole(0),
+    "trainer.warmup_groups": _whole(1, null=True),
     "anchors.fraction": _SHARE,
     "anchors.floor": _whole(0),
     "anchors.cap": _whole(0, null=True),
