@@ -24,7 +24,9 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callab
 
     def decorate(function: Callable[[DictConfig], None]) -> Callable[[], None]:
         def guarded(config: DictConfig) -> None:
-            logging.getLogger().setLevel(logging.ERROR)  # libraries warn in pages of what does not matter here
+            logging.getLogger().setLevel(
+                logging.ERROR
+            )  # libraries warn in pages of what does not matter here
             logging.getLogger("wmrl_embodied").setLevel(logging.WARNING)
             try:
                 check_limits(config)  # at once, not after the seconds that importing torch takes
