@@ -29,6 +29,7 @@ TINY = [
     "steps=4",
     "trainer.groups=8",
     "trainer.group_size=4",
+    "trainer.warmup_groups=null",
     "anchors.fraction=0.5",
     "world_model.steps=4",
     "world_model.members=2",
@@ -55,7 +56,12 @@ class Process:
         self.temporary = scratch / "temporary"
         self.temporary.mkdir(parents=True)
         self.out, self.err = scratch / "out", scratch / "err"
-        settings = {"TMPDIR": str(self.temporary), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **environment}
+        settings = {
+            "TMPDIR": str(self.temporary),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            **environment,
+        }
         with self.out.open("w") as out, self.err.open("w") as err:
             self.process = subprocess.Popen(
                 [Path(sys.executable).parent / name, *overrides],

@@ -5,7 +5,9 @@ import pytest
 pytestmark = pytest.mark.usefixtures("one_pool")
 
 
-def test_the_simulator_as_world_model_trains_exactly_like_real_execution(command, policy, tiny, logs, tmp_path):
+def test_the_simulator_as_world_model_trains_exactly_like_real_execution(
+    command, policy, tiny, logs, tmp_path
+):
     common = [*tiny.without_model, policy, "steps=3", "media=false", "eval.every=1"]
     perfect = ["world_model=simulator", "correction=raw", "anchors.fraction=0", "trainer.warmup_steps=0"]
     real, raw = tmp_path / "real", tmp_path / "raw"
