@@ -20,6 +20,8 @@ from wmrl_embodied.policies.mini_vla import MiniVLAConfig, MiniVLAPolicy, make_m
 from wmrl_embodied.policies.mini_vla.configuration_mini_vla import features_for
 from wmrl_embodied.policies.mini_vla.processor_mini_vla import build_vocabulary
 
+LEAST_STATE_STD = 0.01  # in the units of the state (metres; gripper opening in [0, 1])
+
 
 @dataclass(frozen=True)
 class CloningSettings:
@@ -92,12 +94,13 @@ def new_policy(
         device="cpu",
         **overrides,
     )
-    with torch.random.fork_rng(
-        devices=[]
-    ):  # initial weights are a function of the seed; global state untouched
+    with torch.random.fork_rng(devices=[]):  # weights are a function of the seed; the global state is untouched
         torch.manual_seed(seed)
         policy = MiniVLAPolicy(config)
-    return policy, *make_mini_vla_pre_post_processors(config, dataset.meta.stats)
+    # A gripper that demonstrations never move has no spread; divided by it, its first movement would be millions.
+    state = dataset.meta.stats[OBS_STATE]
+    stats = dataset.meta.stats | {OBS_STATE: state | {"std": np.maximum(state["std"], LEAST_STATE_STD)}}
+    return policy, *make_mini_vla_pre_post_processors(config, stats)
 
 
 def clone(

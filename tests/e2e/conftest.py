@@ -8,6 +8,7 @@ import importlib
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -71,6 +72,8 @@ class Process:
                 stderr=err,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
+                # A test run in a shell's background ignores SIGINT, and so would every process it starts.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
 
     def interrupt(self, number: int) -> None:
@@ -223,7 +226,8 @@ def assert_same_run(one: Path, other: Path, step: int = 4) -> None:
     import torch
 
     for name in ("metrics", "evaluations", "pairs"):
-        assert lines(one, name) == lines(other, name)
+        for row, same in zip(lines(one, name), lines(other, name), strict=True):
+            assert row == same, {k: (row[k], same.get(k)) for k in row if row[k] != same.get(k)}
     assert executed(one) == executed(other)
     first, second = weights(one, step), weights(other, step)
     assert first.keys() == second.keys()

@@ -39,7 +39,7 @@ def refused(result, *texts):
 def test_settings_out_of_their_limits(command, tmp_path, override, texts):
     run = tmp_path / "run"
     refused(command("train", NOWHERE, f"output_dir={run}", override), *texts)
-    assert not run.exists()
+    assert not (run / "config.yaml").exists()
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_broken_checkpoint(command, cloned, tmp_path):
     folder = tmp_path / "broken"
     shutil.copytree(cloned[0] / "pretrained_model", folder)
     (folder / "model.safetensors").write_bytes(b"not tensors")
-    refused(command("eval", f"policy.path={folder}"), str(folder), "cannot be opened")
+    refused(command("eval", f"policy.path={folder}"), str(folder), "broken or foreign checkpoint")
 
 
 def test_an_output_folder_that_cannot_be_used(command, policy, finished, tiny, tmp_path):

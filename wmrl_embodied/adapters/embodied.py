@@ -167,13 +167,13 @@ class EmbodiedTask:
 
     def _look(self, contexts: Sequence[Context]) -> tuple[Observation, Tensor]:
         """First observations; a listed state is reset and rendered once in a run, and nothing is executed."""
-        new = [context for context in dict.fromkeys(contexts) if context not in self._first]
-        for start in range(0, len(new), 32):
-            batch = new[start : start + 32]
-            seen, already = SimulatorWorld(self._pool, self._perception).start(batch)
-            for row, context in enumerate(batch):
-                one = Observation(seen.features[row], seen.proprio[row], seen.tokens[row])
-                self._first[context] = one, already[row]
+        for context in dict.fromkeys(contexts):
+            if context not in self._first:
+                # One at a time: how a picture's features round depends on the batch it is encoded in, and a resumed
+                # run, which has looked at fewer states, must see the same to the last bit.
+                seen, already = SimulatorWorld(self._pool, self._perception).start([context])
+                one = Observation(seen.features[0], seen.proprio[0], seen.tokens[0])
+                self._first[context] = one, already[0]
         first = [self._first[context] for context in contexts]
         observation = Observation(
             torch.stack([one.features for one, _ in first]),

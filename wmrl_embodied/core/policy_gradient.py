@@ -28,6 +28,8 @@ class UpdateSettings:
         clip_low: the ratio is clipped below at 1 - clip_low.
         clip_high: and above at 1 + clip_high; None for clip_low.
         kl_coefficient: weight of the KL to the reference.
+        kl_clip: limit of the log-ratio to the reference in that KL, nats; None as published. The estimate is
+            exponential in it, so that a single decision the policy would no longer take can outweigh a batch.
         max_grad_norm: upper limit of the gradient's norm.
         kl_limit: the update ends before the step whose minibatch has a mean KL(old || new) above this, nats
             per decision; None for no limit.
@@ -38,6 +40,7 @@ class UpdateSettings:
     clip_low: float = 0.2
     clip_high: float | None = None
     kl_coefficient: float = 0.04
+    kl_clip: float | None = None
     max_grad_norm: float = 1.0
     kl_limit: float | None = None
 
@@ -57,6 +60,8 @@ class UpdateSettings:
             raise ValueError(f"clip_high={self.clip_high}: must be above 0, or null for clip_low")
         if not self.kl_coefficient >= 0:
             raise ValueError(f"kl_coefficient={self.kl_coefficient}: must be at least 0")
+        if self.kl_clip is not None and not self.kl_clip > 0:
+            raise ValueError(f"kl_clip={self.kl_clip}: must be above 0, or null for no limit")
         if not self.max_grad_norm > 0:
             raise ValueError(f"max_grad_norm={self.max_grad_norm}: must be above 0")
         if self.kl_limit is not None and not self.kl_limit > 0:
@@ -267,6 +272,8 @@ def _loss(
     surrogate = clipped_surrogate(log_prob, old_log_prob, advantage, mask, settings.clip_low, high)
     kl_reference = torch.zeros_like(surrogate)
     if ref_log_prob is not None:
+        if settings.kl_clip is not None:
+            ref_log_prob = log_prob + (ref_log_prob - log_prob).clamp(-settings.kl_clip, settings.kl_clip)
         kl_reference = masked_mean(kl_k3(log_prob, ref_log_prob), mask)
     loss = surrogate + settings.kl_coefficient * kl_reference
     with torch.no_grad():
