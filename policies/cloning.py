@@ -94,7 +94,9 @@ def new_policy(
         device="cpu",
         **overrides,
     )
-    with torch.random.fork_rng(devices=[]):  # weights are a function of the seed; the global state is untouched
+    with torch.random.fork_rng(
+        devices=[]
+    ):  # weights are a function of the seed; the global state is untouched
         torch.manual_seed(seed)
         policy = MiniVLAPolicy(config)
     # A gripper that demonstrations never move has no spread; divided by it, its first movement would be millions.

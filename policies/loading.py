@@ -52,8 +52,9 @@ def load_policy(path: str) -> LoadedPolicy:
         raise PolicyNotFound(
             f"policy.path={path}: no {CONFIG_NAME} there; give the folder `pretrained_model` of wmrl-sft or wmrl-train"
         )
+    config = _file(path, CONFIG_NAME)
     try:
-        content = json.loads(_file(path, CONFIG_NAME).read_text())
+        content = json.loads(config.read_text())
     except ValueError as error:
         raise PolicyNotFound(f"policy.path={path}: {CONFIG_NAME} is not JSON ({error})") from error
     kind = content.get("type") if isinstance(content, dict) else None

@@ -104,7 +104,9 @@ class DynamicsLearner:
             model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
         )
 
-    def __len__(self) -> int:
+    @property
+    def groups(self) -> int:
+        """How many groups are remembered."""
         return len(self._groups)
 
     def remember(self, executed: Sequence[Group]) -> None:

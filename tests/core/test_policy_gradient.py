@@ -159,6 +159,23 @@ def test_kl_k3_is_never_negative(pairs):
     assert (kl_k3(p, p) == 0).all()
 
 
+def test_kl_k3_goes_on_as_its_tangent():
+    p = torch.tensor([-1.0, -3.0, -5.0], dtype=torch.float64, requires_grad=True)
+    values = kl_k3(p, torch.full_like(p, -1.0), linear_above=2.0)
+    at_2 = math.exp(2) - 3
+    np.testing.assert_allclose(values.detach(), [0, at_2, at_2 + 2 * (math.exp(2) - 1)])
+    values.sum().backward()
+    np.testing.assert_allclose(p.grad, [0, 1 - math.exp(2), 1 - math.exp(2)])
+
+
+def test_a_decision_the_policy_lost_does_not_outweigh_the_batch():
+    policy, reference = make_policy(0), make_policy(1)
+    trajectories = act(policy, [4, 4, 4])
+    reference.log_prob = lambda batch: policy.log_prob(batch).detach() + 50
+    metrics = update(policy, trajectories, [1e-12] * 3, reference, kl_coefficient=1.0, kl_linear_above=2.0)
+    assert metrics["kl_reference"] == pytest.approx(math.exp(2) - 3 + 48 * (math.exp(2) - 1), rel=1e-4)
+
+
 def test_one_step_is_the_policy_gradient():
     policy, expected = make_policy(), make_policy()
     trajectories = act(policy, [2, 3])
@@ -362,6 +379,7 @@ def test_wrong_inputs_are_named():
         {"clip_high": 0.0},
         {"kl_coefficient": -0.1},
         {"kl_coefficient": float("nan")},
+        {"kl_linear_above": 0.0},
         {"max_grad_norm": 0.0},
         {"kl_limit": 0.0},
     ],

@@ -88,10 +88,10 @@ def test_groups_and_attempts_without_a_score_are_left_out(make_learner, executed
     )
     empty = Group(executed_groups[0].context, [])
     learner.remember([unscored, empty])
-    assert len(learner) == 0
+    assert learner.groups == 0
     assert learner.update([unscored]) == {}
     learner.remember(executed_groups)
-    assert len(learner) == len(executed_groups)
+    assert learner.groups == len(executed_groups)
     assert [len(group.valid) for group in learner._groups] == [3] + [
         4
     ] * 7  # one score of the first is missing

@@ -28,8 +28,9 @@ class UpdateSettings:
         clip_low: the ratio is clipped below at 1 - clip_low.
         clip_high: and above at 1 + clip_high; None for clip_low.
         kl_coefficient: weight of the KL to the reference.
-        kl_clip: limit of the log-ratio to the reference in that KL, nats; None as published. The estimate is
-            exponential in it, so that a single decision the policy would no longer take can outweigh a batch.
+        kl_linear_above: the estimate of that KL is exponential in the log-ratio to the reference up to here (nats)
+            and linear beyond, since a single decision that the policy would no longer take could otherwise outweigh
+            a batch; None as published, exponential throughout.
         max_grad_norm: upper limit of the gradient's norm.
         kl_limit: the update ends before the step whose minibatch has a mean KL(old || new) above this, nats
             per decision; None for no limit.
@@ -40,7 +41,7 @@ class UpdateSettings:
     clip_low: float = 0.2
     clip_high: float | None = None
     kl_coefficient: float = 0.04
-    kl_clip: float | None = None
+    kl_linear_above: float | None = None
     max_grad_norm: float = 1.0
     kl_limit: float | None = None
 
@@ -60,8 +61,8 @@ class UpdateSettings:
             raise ValueError(f"clip_high={self.clip_high}: must be above 0, or null for clip_low")
         if not self.kl_coefficient >= 0:
             raise ValueError(f"kl_coefficient={self.kl_coefficient}: must be at least 0")
-        if self.kl_clip is not None and not self.kl_clip > 0:
-            raise ValueError(f"kl_clip={self.kl_clip}: must be above 0, or null for no limit")
+        if self.kl_linear_above is not None and not self.kl_linear_above > 0:
+            raise ValueError(f"kl_linear_above={self.kl_linear_above}: must be above 0, or null for no limit")
         if not self.max_grad_norm > 0:
             raise ValueError(f"max_grad_norm={self.max_grad_norm}: must be above 0")
         if self.kl_limit is not None and not self.kl_limit > 0:
@@ -113,7 +114,7 @@ def clipped_surrogate(
     return masked_mean(-torch.minimum(ratio * advantage, clipped * advantage), mask)
 
 
-def kl_k3(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
+def kl_k3(log_prob: Tensor, ref_log_prob: Tensor, linear_above: float | None = None) -> Tensor:
     """Estimate of KL(p || ref) at samples of p, element by element: exp(d) - d - 1 with d = ref - p.
 
     Unbiased, never negative, and 0 with zero slope where the two agree.
@@ -121,9 +122,13 @@ def kl_k3(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
     Args:
         log_prob: log-probabilities under p, any shape, nats.
         ref_log_prob: log-probabilities of the same decisions under ref, same shape.
+        linear_above: go on as the tangent for d above this, nats; None for the exponential throughout.
     """
     difference = ref_log_prob - log_prob
-    return torch.expm1(difference) - difference
+    if linear_above is None:
+        return torch.expm1(difference) - difference
+    near = difference.clamp(max=linear_above)
+    return torch.expm1(near) - near + math.expm1(linear_above) * (difference - near)
 
 
 def update_policy(
@@ -272,9 +277,7 @@ def _loss(
     surrogate = clipped_surrogate(log_prob, old_log_prob, advantage, mask, settings.clip_low, high)
     kl_reference = torch.zeros_like(surrogate)
     if ref_log_prob is not None:
-        if settings.kl_clip is not None:
-            ref_log_prob = log_prob + (ref_log_prob - log_prob).clamp(-settings.kl_clip, settings.kl_clip)
-        kl_reference = masked_mean(kl_k3(log_prob, ref_log_prob), mask)
+        kl_reference = masked_mean(kl_k3(log_prob, ref_log_prob, settings.kl_linear_above), mask)
     loss = surrogate + settings.kl_coefficient * kl_reference
     with torch.no_grad():
         log_ratio = torch.where(mask > 0, log_prob - old_log_prob, 0.0)

@@ -142,6 +142,7 @@ LIMITS: dict[str, Number | Choice | Text | Switch | Listed] = {
     "policy_update.clip_low": Number(0, 1, above_low=True),
     "policy_update.clip_high": Number(0, above_low=True, null=True),
     "policy_update.kl_coefficient": Number(0),
+    "policy_update.kl_linear_above": Number(0, above_low=True, null=True),
     "policy_update.max_grad_norm": _POSITIVE,
     "policy_update.kl_limit": Number(0, above_low=True, null=True),
     "eval.every": _whole(0),

@@ -150,6 +150,7 @@ class _Parts:
         learning_rate = update.pop("learning_rate")
         self.update = UpdateSettings(**update)
         self.estimator = make_estimator(**config.correction)
+        embodied = embodied_settings(config.task)
         start = config.policy.path if run is None else str(run.policy_path(run.latest_step()))
         self.loaded = load_policy(start)
         self.reference = (load_policy(str(run.policy_path(0))) if run else self.loaded).reference()
@@ -158,7 +159,6 @@ class _Parts:
                 if config.policy[name] is not None:
                     setattr(policy.config, name, config.policy[name])
         check_fit(self.loaded, config.task)
-        embodied = embodied_settings(config.task)
         if self.settings.groups > embodied.train_states * len(embodied.tasks):
             raise ValueError(
                 f"trainer.groups={self.settings.groups}: only task.train_states={embodied.train_states} of "
@@ -273,7 +273,11 @@ def _judge(
 
 def _film(config: DictConfig, run: RunFolder, parts: _Parts, when: str) -> None:
     if config.media:
-        model = parts.learner.model if when == "after" and parts.learner and len(parts.learner) else None
+        model = (
+            parts.learner.model
+            if when == "after" and parts.learner is not None and parts.learner.groups
+            else None
+        )
         path = run.path / "media" / f"rollouts_{when}.npz"
         tasks = config.task.tasks[:4]
         film_rollouts(
@@ -288,7 +292,7 @@ def _checkpoint(run: RunFolder, parts: _Parts, trainer: Trainer) -> None:
         "imagined": trainer.imagined,
         "optimizer": trainer.optimizer.state_dict(),
         "estimator": trainer.estimator.state_dict(),
-        "learner": parts.learner.state_dict() if parts.learner else None,
+        "learner": parts.learner.state_dict() if parts.learner is not None else None,
     }
     run.checkpoint(trainer.step_count, parts.loaded.save, state)
 
@@ -299,7 +303,7 @@ def _restore(trainer: Trainer, parts: _Parts, state: dict[str, Any], ledger: Led
     trainer.imagined = state["imagined"]
     trainer.optimizer.load_state_dict(state["optimizer"])
     trainer.estimator.load_state_dict(state["estimator"])
-    if parts.learner and trainer.estimator.uses_predictions:
+    if parts.learner is not None and trainer.estimator.uses_predictions:
         for step in range(trainer.step_count):
             parts.learner.remember(list(ledger.groups(step)))
         parts.learner.load_state_dict(state["learner"])
