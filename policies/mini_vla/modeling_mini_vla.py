@@ -134,8 +134,8 @@ class MiniVLAPolicy(PreTrainedPolicy):
     """See the module. Batches hold LeRobot's names, after the preprocessor of `processor_mini_vla`.
 
     For reinforcement learning a decision is one action of a chunk, so a trajectory of C chunks has T = C * K
-    decisions, and `Trajectory.steps` holds `features` (C, D), `proprio` (C, P), `tokens` (L,), `action` (C, K, A)
-    and `noise_before` (C, K, A), the exploration noise of the preceding action in standard deviations.
+    decisions, and `Trajectory.steps` holds `features` (C, D), `proprio` (C, P), `tokens` (L,) and `action`
+    (C, K, A).
     """
 
     config_class = MiniVLAConfig
@@ -177,11 +177,12 @@ class MiniVLAPolicy(PreTrainedPolicy):
         return self.trunk(features, proprio, self.language(tokens))
 
     def exploration_noise(self, size: int, chunks: int, generator: torch.Generator) -> Tensor:
-        """Noise of `size` attempts of C chunks, (size, 1 + C * K, A) in standard deviations: stationary, correlated
-        from action to action, with the noise before the first action in front.
+        """Noise of `size` attempts of C chunks, (size, C * K, A) in standard deviations: a stationary AR(1) from action
+        to action. Log-probabilities remain those of each action by itself, as in PPO with coloured noise
+        (Hollenstein et al. 2024, arXiv 2312.11091).
         """
         actions, action_dim = self.trunk.action_shape
-        fresh = torch.randn(size, 1 + chunks * actions, action_dim, generator=generator)
+        fresh = torch.randn(size, chunks * actions, action_dim, generator=generator)
         correlation = self.config.noise_correlation
         noise = [fresh[:, 0]]
         for innovation in fresh[:, 1:].unbind(1):

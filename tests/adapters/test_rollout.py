@@ -138,12 +138,12 @@ def test_actions_that_were_not_taken_weigh_nothing():
 
 def test_what_is_recorded_is_what_was_seen_and_sent():
     world = Clock(torch.zeros(3, 1, 2))
-    noise = torch.arange(2.0 * (1 + 3 * K)).view(2, 1 + 3 * K, A) / 1000
+    noise = torch.arange(2.0 * 3 * K).view(2, 3 * K, A) / 1000
     attempts = rollout(Counting(), world, contexts(2), 3, noise)
     for row, attempt in enumerate(attempts):
         sent = torch.stack([action[row] for action, _ in world.calls])
         torch.testing.assert_close(attempt.steps["action"], sent, rtol=0, atol=0)
-        expected = 100 * row + torch.tensor([0.0, 1, 10, 11, 20, 21]) + noise[row, 1:, 0]
+        expected = 100 * row + torch.tensor([0.0, 1, 10, 11, 20, 21]) + noise[row, :, 0]
         torch.testing.assert_close(attempt.steps["action"].flatten(), expected)
         assert attempt.steps["features"].tolist() == [[chunk, row] for chunk in range(3)]
         torch.testing.assert_close(attempt.steps["proprio"][1:], sent[:-1, -1], rtol=0, atol=0)
@@ -155,7 +155,7 @@ def test_what_is_recorded_is_what_was_seen_and_sent():
 def test_replay_takes_the_executed_actions_then_the_policys_own():
     """Row 0 was executed for one chunk, row 1 for two, row 2 for none because it was done at the start."""
     real = Clock([[[1.0, 0.0, 0.0]], [[0.0, 1.0, 0.0]]], already=[False, False, True], predicts=False)
-    noise = torch.full((3, 1 + 2 * K, A), 0.5)
+    noise = torch.full((3, 2 * K, A), 0.5)
     executed = rollout(Counting(), real, contexts(3), 2, noise)
     assert [len(attempt.steps["action"]) for attempt in executed] == [1, 2, 0]
 

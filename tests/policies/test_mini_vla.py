@@ -70,7 +70,6 @@ def decisions(policy, attempts, chunks, seed=0, std=None):
         "proprio": proprio,
         "tokens": tokens,
         "action": action.unflatten(0, (attempts, chunks)),
-        "noise_before": torch.zeros(attempts, chunks, *shape),
     }
 
 
@@ -198,7 +197,7 @@ def test_actions_stay_within_the_limits_and_equal_noise_gives_equal_actions(poli
 def test_exploration_noise_is_standard_normal_and_correlated_as_configured():
     policy = small(noise_correlation=0.8)
     noise = policy.exploration_noise(2000, 3, torch.Generator().manual_seed(0))
-    assert noise.shape == (2000, 1 + 3 * 5, 4)
+    assert noise.shape == (2000, 3 * 5, 4)
     assert noise.std(0).sub(1).abs().max() < 0.06  # stationary: from the first action on
     neighbours = (noise[:, 1:] * noise[:, :-1]).mean(0)
     assert neighbours.sub(0.8).abs().max() < 0.08

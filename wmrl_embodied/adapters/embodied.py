@@ -161,7 +161,7 @@ class EmbodiedTask:
         ]
 
     def _noise(self, policy: ActingPolicy, context: Context, group_size: int, step: int) -> Tensor:
-        """(G, 1 + C * K, A), a function of seed, step and context: model and simulator explore alike."""
+        """(G, C * K, A), a function of seed, step and context: model and simulator explore alike."""
         key = generator(self._seed, step, f"exploration {context.task}", context.index)
         return policy.exploration_noise(group_size, self.settings.chunks, key)
 

@@ -66,7 +66,7 @@ class ActingPolicy(Protocol):
         ...
 
     def exploration_noise(self, size: int, chunks: int, generator: torch.Generator) -> Tensor:
-        """(size, 1 + C * K, A), see `rollout`."""
+        """(size, C * K, A), see `rollout`."""
         ...
 
     def log_prob(self, batch: dict[str, Tensor]) -> Tensor:
@@ -88,8 +88,7 @@ def rollout(
 
     Args:
         chunks: horizon C in action chunks.
-        noise: (N, 1 + C * K, A) exploration noise in standard deviations, the one before the first action in
-            front; None acts deterministically.
+        noise: (N, C * K, A) exploration noise in standard deviations; None acts deterministically.
         replay: take the executed actions of these trajectories for as long as they last, the policy's own after
             that. A success ends an executed trajectory early; were the model scored on those few chunks alone,
             their number would give the result away.
@@ -103,21 +102,17 @@ def rollout(
     observation, already = world.start(contexts)
     running = ~already
     survival = torch.ones(1, len(contexts))
-    record: dict[str, list[Tensor]] = {
-        name: [] for name in ("features", "proprio", "action", "noise_before", "mask")
-    }
+    record: dict[str, list[Tensor]] = {name: [] for name in ("features", "proprio", "action", "mask")}
     for chunk in range(chunks):
         action = policy.act(
             observation.features,
             observation.proprio,
             observation.tokens,
-            None if noise is None else _chunk_of(noise[:, 1:], chunk, chunks),
+            None if noise is None else noise.tensor_split(chunks, 1)[chunk],
         )
-        before = torch.zeros_like(action) if noise is None else _chunk_of(noise[:, :-1], chunk, chunks)
         for row, trajectory in enumerate(replay or ()):
             if chunk < len(trajectory.steps["action"]):
                 action[row] = trajectory.steps["action"][chunk]
-                before[row] = trajectory.steps["noise_before"][chunk]
         outcome = world.step(action, running)
         taken = torch.arange(action.shape[1]) < outcome.actions_taken[:, None]
         reached = survival.mean(0) * running
@@ -125,7 +120,6 @@ def rollout(
             ("features", observation.features),
             ("proprio", observation.proprio),
             ("action", action),
-            ("noise_before", before),
             ("mask", reached[:, None] * taken),
         ):
             record[name].append(value)
@@ -157,11 +151,6 @@ def rollout(
             trajectory.info["final_proprio"] = observation.proprio[row].numpy().copy()
         trajectories.append(trajectory)
     return trajectories
-
-
-def _chunk_of(noise: Tensor, chunk: int, chunks: int) -> Tensor:
-    """(N, C * K, A) -> (N, K, A)."""
-    return noise.tensor_split(chunks, 1)[chunk]
 
 
 def _with_score(trajectory: Trajectory, success: Tensor, predicts: bool) -> Trajectory:
