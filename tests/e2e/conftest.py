@@ -32,6 +32,7 @@ TINY = [
     "trainer.group_size=4",
     "trainer.warmup_groups=null",
     "anchors.fraction=0.5",
+    "policy.action_std=0.3",  # so that most groups are mixed
     "world_model.steps=4",
     "world_model.members=2",
     "world_model.width=32",
