@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wmrl_embodied.core.advantages import group_advantages
-from wmrl_embodied.core.estimators import ARMS, ESTIMATORS, make_estimator, spread_weight
+from wmrl_embodied.core.estimators import ESTIMATORS, make_estimator
+from wmrl_embodied.core.published import ARMS, spread_weight
 
 QUICK = {"debias": {"min_pairs": 4, "refit_every": 4}, "denoise": {"min_observations": 1}}
 EXECUTED, PREDICTED = [0.0, 1.0, 1.0, 0.0], [0.1, 0.2, 0.8, 0.9]
@@ -269,9 +270,13 @@ def test_unknown_names_are_met_with_the_likely_one():
         make_estimator("xyz")
 
 
-@pytest.mark.parametrize("name", sorted(ESTIMATORS))
-def test_settings_out_of_range_are_named_in_every_arm(name):
+@pytest.mark.parametrize("name", sorted(ARMS))
+def test_a_gate_out_of_range_is_named_in_every_arm(name):
     with pytest.raises(ValueError, match="spread_gate=-1: must be"):
         make_estimator(name, spread_gate=-1)
+
+
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+def test_a_wrong_kind_of_map_is_named_in_every_estimator(name):
     with pytest.raises(ValueError, match="kind='spline'"):
         make_estimator(name, debias={"kind": "spline"})
