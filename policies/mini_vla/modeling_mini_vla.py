@@ -94,6 +94,10 @@ class Trunk(nn.Module):
 
     def forward(self, features: Tensor, proprio: Tensor, instruction: Tensor) -> Tensor:
         """(B, D), (B, P), (B, width) -> mean actions (B, K, A)."""
+        return self.head[1](self.hidden(features, proprio, instruction)).unflatten(-1, self.action_shape)
+
+    def hidden(self, features: Tensor, proprio: Tensor, instruction: Tensor) -> Tensor:
+        """Same arguments -> (B, width), what the last linear layer makes the actions of."""
         tokens = torch.stack(
             [
                 instruction,
@@ -106,7 +110,7 @@ class Trunk(nn.Module):
         tokens = tokens + self.position
         for layer in self.layers:
             tokens = layer(tokens)
-        return self.head(tokens[:, -1]).unflatten(-1, self.action_shape)
+        return self.head[0](tokens[:, -1])
 
 
 def _layer(width: int, heads: int) -> nn.TransformerEncoderLayer:
@@ -202,6 +206,25 @@ class MiniVLAPolicy(PreTrainedPolicy):
         mean = self.trunk(batch["features"].flatten(0, 1), batch["proprio"].flatten(0, 1), instruction)
         per_dimension = clipped_gaussian_log_prob(batch["action"].flatten(0, 1), mean, self.config.action_std)
         return rearrange(per_dimension.sum(-1), "(b c) k -> b (c k)", b=size, c=chunks)
+
+    @torch.no_grad()
+    def log_prob_gradient(self, batch: dict[str, Tensor]) -> Tensor:
+        """(B, (width + 1) * K * A) gradient of each trajectory's log-probability, weighted by `batch["mask"]`, with
+        respect to weights and bias of the last layer; for `Trajectory.log_prob_gradient`.
+        """
+        size, chunks = batch["features"].shape[:2]
+        instruction = self.language(batch["tokens"]).repeat_interleave(chunks, 0)
+        hidden = self.trunk.hidden(
+            batch["features"].flatten(0, 1), batch["proprio"].flatten(0, 1), instruction
+        )
+        mean = self.trunk.head[1](hidden).unflatten(-1, self.trunk.action_shape)
+        with torch.enable_grad():
+            mean.requires_grad_()
+            log_prob = clipped_gaussian_log_prob(batch["action"].flatten(0, 1), mean, self.config.action_std)
+            weighted = log_prob.sum(-1) * batch["mask"].reshape(size * chunks, -1)
+            (slope,) = torch.autograd.grad(weighted.sum(), mean)
+        seen = torch.cat([hidden, torch.ones_like(hidden[:, :1])], -1).unflatten(0, (size, chunks))
+        return (seen.transpose(1, 2) @ slope.reshape(size, chunks, -1)).flatten(1)
 
     def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
         """Behaviour cloning: mean squared error to the demonstrated chunk (B, K, A), padding left out."""

@@ -180,6 +180,19 @@ def test_an_update_raises_the_probability_of_what_did_better_and_leaves_vision_a
         torch.testing.assert_close(value, vision[name], rtol=0, atol=0)
 
 
+def test_the_gradient_of_the_last_layer_is_that_of_autograd(policy):
+    batch = decisions(policy, attempts=3, chunks=2)
+    batch["action"][0, 0, 0] = 1.0  # at a limit
+    batch["mask"] = torch.rand(3, 10, generator=torch.Generator().manual_seed(0))
+    gradient = policy.log_prob_gradient(batch)
+    weight, bias = policy.trunk.head[1].weight, policy.trunk.head[1].bias
+    for row in range(3):
+        log_prob = (policy.log_prob(batch) * batch["mask"])[row].sum()
+        by_weight, by_bias = torch.autograd.grad(log_prob, (weight, bias))
+        expected = torch.cat([by_weight.T, by_bias[None]]).flatten()
+        torch.testing.assert_close(gradient[row], expected, atol=1e-3, rtol=1e-4)
+
+
 # Acting
 
 

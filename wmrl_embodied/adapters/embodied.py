@@ -18,7 +18,7 @@ from wmrl_embodied.adapters.rollout import ActingPolicy, Observation, World, rol
 from wmrl_embodied.adapters.simulator import Perception, SimulatorWorld
 from wmrl_embodied.core.ranking import ranking_metrics
 from wmrl_embodied.core.seeding import generator
-from wmrl_embodied.core.types import Context, Group
+from wmrl_embodied.core.types import Context, Group, Trajectory, collate
 from wmrl_embodied.envs.metaworld import check_task, instructions
 from wmrl_embodied.envs.pool import SimulatorPool
 from wmrl_embodied.envs.splits import TRAIN
@@ -118,14 +118,18 @@ class EmbodiedTask:
 
     @torch.no_grad()
     def predict(self, policy: ActingPolicy, groups: Sequence[Group], step: int) -> None:
-        """Let the world model imagine the executed actions, and the policy go on where they end."""
+        """Let the world model imagine the executed actions, and the policy go on where they end.
+
+        Also gives every trajectory its `log_prob_gradient`, where the policy offers one.
+        """
+        replayed = [t for group in groups for t in group.trajectories]
+        if not replayed:
+            return
+        _add_gradients(policy, replayed)
         if self.learner is None:
-            for trajectory in (t for group in groups for t in group.trajectories):
+            for trajectory in replayed:
                 trajectory.predicted, trajectory.predicted_variance = trajectory.executed, 0.0
             return
-        if not groups:
-            return
-        replayed = [t for group in groups for t in group.trajectories]
         rows = [group.context for group in groups for _ in group.trajectories]
         noise = torch.cat([self._noise(policy, g.context, len(g), step) for g in groups])
         imagined = rollout(policy, self._imagined_world(), rows, self.settings.chunks, noise, replay=replayed)
@@ -181,3 +185,12 @@ class EmbodiedTask:
             torch.stack([one.tokens for one, _ in first]),
         )
         return observation, torch.stack([already for _, already in first])
+
+
+def _add_gradients(policy: ActingPolicy, trajectories: Sequence[Trajectory]) -> None:
+    """`log_prob_gradient` of every trajectory, where the policy offers it."""
+    if hasattr(policy, "log_prob_gradient"):
+        for trajectory, gradient in zip(
+            trajectories, policy.log_prob_gradient(collate(trajectories)), strict=True
+        ):
+            trajectory.log_prob_gradient = gradient.double().numpy()
