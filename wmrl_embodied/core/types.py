@@ -50,10 +50,11 @@ class Trajectory:
         executed: score of the real execution; NaN when it was not executed or the score is missing.
         predicted: the world model's mean for that score; NaN when nothing was predicted.
         predicted_variance: its variance.
+        info: plain numbers, strings and arrays worth keeping in the ledger (success step, length, ...).
         log_prob_gradient: (K,) gradient of the trajectory's log-probability, summed over its decisions, with
             respect to those parameters for which it comes for free (the output's bias, say); None where nothing
-            does. The estimator `fused` measures with it what a bias of the world model does to an update.
-        info: plain numbers, strings and arrays worth keeping in the ledger (success step, length, ...).
+            does. The ledger does not keep it. The estimator `fused` measures with it what a bias of the world model
+            does to an update.
     """
 
     steps: dict[str, Tensor]
@@ -62,8 +63,8 @@ class Trajectory:
     executed: float = float("nan")
     predicted: float = float("nan")
     predicted_variance: float = float("nan")
-    log_prob_gradient: np.ndarray | None = None
     info: dict[str, Any] = field(default_factory=dict)
+    log_prob_gradient: np.ndarray | None = None
 
 
 @dataclass
