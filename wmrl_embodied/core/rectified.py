@@ -207,15 +207,6 @@ class RectifiedEstimator:
         ]
         self._measured = self._measure()
 
-    def _measure(self) -> _Measured:
-        return _Measured(
-            spread=float(np.sqrt(self._squares / self._squares_weight)) if self._squares_weight else 0.0,
-            groups=self.moments.groups,
-            variance=self.moments.covariances(),
-            squared_bias=self.moments.squared_bias(),
-            sees_bias=self.moments.sees_bias,
-        )
-
     def _streams(self, group: Group, anchor: bool) -> tuple[np.ndarray | None, np.ndarray | None, float]:
         """(G,) leave-one-out advantages by executed and by calibrated predicted scores, in score units, and the
         standard deviation of the executed ones. None for a stream of which fewer than two members have a score.
