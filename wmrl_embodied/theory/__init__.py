@@ -1,0 +1,1 @@
+"""Estimators judged where everything is known: a softmax bandit with exact gradients and an exact optimum."""
