@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -156,13 +155,14 @@ class MonotoneMap:
         self.knots: Knots | None = None
         self.fits = 0
         self.failed_fits = 0
-        self._pairs: deque[tuple[float, float]] = deque(maxlen=capacity)
+        self._ring = np.zeros((capacity, 2))  # the pair number i of all that were seen is in row i % capacity
+        self._seen = 0
         self._fresh = 0
         self._warned_range = False
 
     def __len__(self) -> int:
         """Number of pairs that are kept."""
-        return len(self._pairs)
+        return min(self._seen, len(self._ring))
 
     def __call__(self, predicted: ArrayLike) -> np.ndarray:
         """Calibrated scores, same shape as `predicted`; NaN passes through."""
@@ -185,7 +185,7 @@ class MonotoneMap:
         x, y = x[both], y[both]
         if self.kind == "binned":
             self._check_range(x)
-        self._pairs.extend(zip(x.tolist(), y.tolist(), strict=True))
+        self._keep(np.stack([x.ravel(), y.ravel()], axis=1))
         self._fresh += x.size
         first = self.fits + self.failed_fits == 0
         if len(self) >= self.min_pairs and (first or self._fresh >= self.refit_every):
@@ -198,9 +198,9 @@ class MonotoneMap:
         in-sample: they describe the fit and are no test of it.
         """
         counts = {"pairs": float(len(self)), "fits": float(self.fits), "failed_fits": float(self.failed_fits)}
-        if not self._pairs:
+        if len(self) == 0:
             return counts
-        x, y = np.array(self._pairs).T
+        x, y = self._pairs().T
         before, after = float(np.var(x - y)), float(np.var(self(x) - y))
         explained = 1 - after / before if before > 0 else 0.0
         return {**counts, "residual_before": before, "residual_after": after, "residual_explained": explained}
@@ -208,7 +208,7 @@ class MonotoneMap:
     def state_dict(self) -> dict[str, Any]:
         """State in plain lists and numbers, exact through JSON."""
         return {
-            "pairs": [list(pair) for pair in self._pairs],
+            "pairs": self._pairs().tolist(),
             "knots": None if self.knots is None else [axis.tolist() for axis in self.knots],
             "fits": self.fits,
             "failed_fits": self.failed_fits,
@@ -217,8 +217,8 @@ class MonotoneMap:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; the settings stay those of the constructor."""
-        self._pairs.clear()
-        self._pairs.extend((float(x), float(y)) for x, y in state["pairs"])
+        self._seen = 0
+        self._keep(np.array(state["pairs"], np.float64).reshape(-1, 2))
         self.knots = None
         if state["knots"] is not None:
             knot_x, knot_y = (np.array(axis, np.float64) for axis in state["knots"])
@@ -226,8 +226,20 @@ class MonotoneMap:
         self.fits, self.failed_fits = int(state["fits"]), int(state["failed_fits"])
         self._fresh = int(state["fresh"])
 
+    def _keep(self, pairs: np.ndarray) -> None:
+        latest = pairs[-len(self._ring) :]
+        rows = self._seen + len(pairs) - len(latest) + np.arange(len(latest))
+        self._ring[rows % len(self._ring)] = latest
+        self._seen += len(pairs)
+
+    def _pairs(self) -> np.ndarray:
+        """(N, 2) predicted and executed scores that are kept, the oldest first."""
+        if self._seen <= len(self._ring):
+            return self._ring[: self._seen]
+        return np.roll(self._ring, -(self._seen % len(self._ring)), axis=0)
+
     def _refit(self) -> None:
-        x, y = np.array(self._pairs).T
+        x, y = self._pairs().T
         knots = FITS[self.kind](x, y, **({"bins": self.bins} if self.kind == "binned" else {}))
         self._fresh = 0
         if knots is not None:

@@ -40,16 +40,18 @@ class Bandit:
         rng: np.random.Generator,
         success_rate: float,
         appearances: int = 6,
-        alike: int = 4,
+        alike: int = 6,
         actions: int = 6,
     ) -> Bandit:
         """A random one, in which the uniform policy succeeds with `success_rate`.
 
-        Half of the variance of the logits belongs to the appearance, half to the context alone.
+        Every other action is sure (much the same in contexts that look alike), the rest are chancy: they succeed or
+        fail by what the policy does not see.
         """
         appearance = np.repeat(np.arange(appearances), alike)
-        logits = 1.5 * rng.normal(size=(appearances, actions))[appearance]
-        logits += 1.5 * rng.normal(size=logits.shape)
+        hidden = np.where(np.arange(actions) % 2 == 0, 0.3, 4.0)
+        logits = rng.normal(size=(appearances, actions))[appearance]
+        logits += hidden * rng.normal(size=logits.shape)
         low, high = -60.0, 60.0
         for _ in range(60):  # bisection: the mean is monotone in the offset
             offset = (low + high) / 2
@@ -107,7 +109,8 @@ class FaultyModel:
 
     Attributes:
         bandit: what it predicts.
-        bias: `none`; `monotone`, one convex function of the truth for all contexts, which a monotone map can undo;
+        bias: `none`; `monotone`, one lenient scale for all contexts (a quarter of the way earns three quarters of the
+            score), which a monotone map can undo, and which makes a sure action look better than a chancy one;
             `context`, the prediction is an opinion of the model's own about that context and action;
             `adversarial`, the action that is worst over all contexts is predicted to succeed.
         noise: standard deviation of the noise.
@@ -134,7 +137,7 @@ class FaultyModel:
         if self.bias == "none":
             return truth
         if self.bias == "monotone":
-            wrong = truth**3
+            wrong = np.where(truth < 0.25, 3 * truth, 0.75 + (truth - 0.25) / 3)
         elif self.bias == "context":
             moved = min(1.0, self.drift * step / 100)
             wrong = (1 - moved) * self.opinions[0] + moved * self.opinions[1]
