@@ -10,6 +10,11 @@ from wmrl_embodied.cli.command import command
 @command("demo")
 def main(config: DictConfig) -> None:
     """Run what is not done yet."""
+    run(config)
+
+
+def run(config: DictConfig) -> None:
+    """Train all arms and seeds, then report on them; also what `wmrl-bench embodied` does."""
     from hydra.core.global_hydra import GlobalHydra
 
     from wmrl_embodied.runtime.comparison import compare

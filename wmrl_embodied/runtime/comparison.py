@@ -20,7 +20,8 @@ def compare(config: DictConfig, should_stop: Callable[[], bool] = lambda: False)
     """Clone once, train every arm with every seed; returns the experiment folder.
 
     Args:
-        config: of `configs/demo.yaml`.
+        config: of `configs/demo.yaml` or `configs/bench_embodied.yaml`. An arm is a correction, or has a
+            `correction=` among its own overrides in `settings`.
         should_stop: asked between executions.
 
     Raises:
@@ -35,9 +36,13 @@ def compare(config: DictConfig, should_stop: Callable[[], bool] = lambda: False)
     for seed in config.seeds:
         for arm in config.arms:
             folder = output / arm / f"seed{seed}"
-            where = [f"correction={arm}", f"seed={seed}", f"policy.path={policy}", f"output_dir={folder}"]
+            own = list(config.settings.get(arm, []))
+            if not any(override.startswith("correction=") for override in own):
+                own = [f"correction={arm}", *own]
+            where = [f"seed={seed}", f"policy.path={policy}", f"output_dir={folder}"]
             begun = (folder / CONFIG).exists()
-            runs.append(_compose("train", [f"resume={folder}"] if begun else [*task, *where, *config.train]))
+            fresh = [*task, *where, *config.train, *own]
+            runs.append(_compose("train", [f"resume={folder}"] if begun else fresh))
     for part in (sft, *runs):
         check_limits(part)
 
