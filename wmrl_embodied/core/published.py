@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from wmrl_embodied.core.advantages import group_advantages
 from wmrl_embodied.core.debias import MonotoneMap
-from wmrl_embodied.core.denoise import DisagreementWeight
+from wmrl_embodied.core.denoise import make_anchor_weight
 from wmrl_embodied.core.types import Group
 from wmrl_embodied.core.weighted import Weighted
 
@@ -76,7 +76,7 @@ class ArmEstimator:
             spread_gate: number of predicted standard deviations that the spread of a predicted group must
                 exceed to count; see `spread_weight`. 0 is off, as published.
             debias: settings of `MonotoneMap`.
-            denoise: settings of `DisagreementWeight`.
+            denoise: settings of `DisagreementWeight`, or with `kind="variance"` of `VarianceWeight`.
 
         Raises:
             ValueError: if `spread_gate` is negative or not finite.
@@ -93,7 +93,7 @@ class ArmEstimator:
         self.uses_predictions = self._arm.predicts
         # Built in every arm, so that a typing error in their settings shows in every arm.
         self.map = MonotoneMap(**(debias or {}))
-        self.anchor_weight = DisagreementWeight(**(denoise or {}))
+        self.anchor_weight = make_anchor_weight(standardize=standardize, **(denoise or {}))
 
     def observe(self, anchor_groups: Sequence[Group]) -> None:
         """Push the pairs of all anchors into the map, then measure the disagreement that is left.
@@ -107,8 +107,7 @@ class ArmEstimator:
                 np.concatenate([group.executed for group in anchor_groups]),
             )
         if self._arm.denoise:
-            for group in anchor_groups:
-                self.anchor_weight.observe(self.calibrate(group.predicted), group.executed)
+            self.anchor_weight.observe_groups(anchor_groups, self.calibrate)
 
     def calibrate(self, predicted: ArrayLike) -> np.ndarray:
         """Predicted scores through the map where the arm debiases, else as they are; NaN stays NaN."""

@@ -131,7 +131,7 @@ class RectifiedEstimator:
         for group, weight in zip(anchor_groups, inverse, strict=True):
             executed, predicted, spread = self._streams(group, True)
             if executed is not None and predicted is not None:
-                self.moments.observe(executed, predicted, _gradient(group), weight / np.mean(inverse))
+                self.moments.observe(executed, predicted, group.log_prob_gradient, weight / np.mean(inverse))
             if spread > 0:
                 self._squares += spread**2
                 self._squares_weight += 1
@@ -276,12 +276,6 @@ def _leave_one_out(scores: np.ndarray, source: str) -> np.ndarray | None:
         return None
     members = len(scores) - centred.missing
     return np.nan_to_num(centred.values) * members / (members - 1)
-
-
-def _gradient(group: Group) -> np.ndarray | None:
-    """(G, K), or None unless every member has one."""
-    gradients = [trajectory.log_prob_gradient for trajectory in group.trajectories]
-    return None if any(gradient is None for gradient in gradients) else np.stack(gradients)
 
 
 def _correlation(variance: Mapping[str, float]) -> float:

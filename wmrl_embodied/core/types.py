@@ -101,6 +101,12 @@ class Group:
         """(G,) predicted variances, NaN where missing."""
         return np.array([t.predicted_variance for t in self.trajectories], dtype=np.float64)
 
+    @property
+    def log_prob_gradient(self) -> np.ndarray | None:
+        """(G, K) of all members, or None unless every member has one."""
+        gradients = [t.log_prob_gradient for t in self.trajectories]
+        return None if any(gradient is None for gradient in gradients) else np.stack(gradients)
+
 
 @runtime_checkable
 class Policy(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,12 @@ from wmrl_embodied.core.seeding import rng
 from wmrl_embodied.core.types import Group
 from wmrl_embodied.theory.bandit import Bandit, Bias, FaultyModel, sample_groups
 
-ESTIMATORS = ("real", "real_small", "raw", "mixed", "debias", "denoise", "wmrl", "rectified", "fused")
+ESTIMATORS = (
+    *("real", "real_small", "predicted", "raw", "mixed", "debias"),
+    *("denoise", "inverse_variance", "wmrl", "rectified", "fused"),
+)
+"""Names of `correction=`, and two more: `predicted` is `raw` without the anchor groups, so that with `real_small` it
+makes the two streams that `mixed` adds up; `inverse_variance` is `denoise` with measured weights."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,10 @@ def estimator(name: str) -> Estimator:
     """As in training, but for two things without which a gradient has no exact counterpart or is not defined:
     no division by a group's standard deviation, and an isotonic map, because noise leaves [0, 1].
     """
-    return make_estimator(name, standardize=False, debias={"kind": "isotonic"})
+    settings: dict[str, Any] = {"standardize": False, "debias": {"kind": "isotonic"}}
+    if name == "inverse_variance":
+        return make_estimator("denoise", denoise={"kind": "variance"}, **settings)
+    return make_estimator("raw" if name == "predicted" else name, **settings)
 
 
 def gradient(estimate: Estimator, groups: Sequence[Group]) -> np.ndarray:
@@ -69,8 +77,7 @@ def gradient(estimate: Estimator, groups: Sequence[Group]) -> np.ndarray:
     for group, advantages in zip(groups, weighted.advantages, strict=True):
         size = len(group)
         own = 1.0 if estimate.name in ("rectified", "fused") else size / (size - 1)
-        stacked = np.stack([trajectory.log_prob_gradient for trajectory in group.trajectories])
-        result += own * advantages @ stacked / size
+        result += own * advantages @ group.log_prob_gradient / size
     return result / total
 
 
@@ -92,7 +99,8 @@ def measure(cell: Cell, seed: int, warmup: int = 40, steps: int = 40) -> dict[st
         for name, estimate in estimates.items():
             estimate.observe(anchors if estimate.uses_anchors else [])
             if step >= warmup:
-                errors[name].append(gradient(estimate, groups) - exact)
+                used = [g for g in groups if not g.anchor] if name == "predicted" else groups
+                errors[name].append(gradient(estimate, used) - exact)
     size = exact @ exact
     result = {}
     for name, rows in errors.items():
@@ -102,8 +110,3 @@ def measure(cell: Cell, seed: int, warmup: int = 40, steps: int = 40) -> dict[st
         bias = float((total @ total - (error**2).sum()) / (steps * (steps - 1)))
         result[name] = {"error": squared / size, "bias": bias / size, "variance": (squared - bias) / size}
     return result
-
-
-def describe(cell: Cell) -> dict[str, Any]:
-    """The cell for a results file."""
-    return asdict(cell)
