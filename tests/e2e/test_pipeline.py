@@ -25,7 +25,9 @@ def test_help_comes_at_once_and_explains_every_setting(start, name):
     setting = {"sft": "per_task: 10", "train": "fraction: 0.1", "eval": "states: 50", "report": "run=FOLDER"}
     assert setting[name] in result.out
     if name == "train":
-        assert "correction: debias, denoise, fused, mixed, raw, real, real_small, rectified, wmrl" in result.out
+        assert (
+            "correction: debias, denoise, fused, mixed, raw, real, real_small, rectified, wmrl" in result.out
+        )
         assert "world_model: dynamics, simulator" in result.out
 
 
