@@ -1,13 +1,16 @@
 """The published anchor weight, by hand, and groups that must not move it."""
 
 import json
+import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wmrl_embodied.core.denoise import DisagreementWeight, disagreement
+from wmrl_embodied.core.denoise import DisagreementWeight, VarianceWeight, disagreement, make_anchor_weight
+from wmrl_embodied.core.types import Context, Group, Trajectory
 
 scores = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=8)
 GOOD = ([0.25, 0.75], [0.0, 1.0])  # s2 = 0.25^2 / 0.25 = 0.25
@@ -118,3 +121,38 @@ def test_settings_out_of_range_are_named(settings, message):
 def test_unequal_shapes_are_refused():
     with pytest.raises(ValueError, match="same shape"):
         disagreement([0.1], [0.1, 0.2])
+
+
+def _group(executed, predicted):
+    nothing = torch.zeros(1)
+    members = [
+        Trajectory(steps={}, old_log_prob=nothing, mask=nothing, executed=e, predicted=p)
+        for e, p in zip(executed, predicted, strict=True)
+    ]
+    return Group(Context("toy", 0), members, anchor=True)
+
+
+def test_variance_weight_by_hand():
+    # Centred scores are -+0.5 executed and -+0.25 predicted: a quarter of the variance, so a quarter of the weight.
+    weight = VarianceWeight(standardize=False, min_observations=2)
+    group = _group([0.0, 1.0], [0.25, 0.75])
+    weight.observe_groups([group], np.asarray)
+    assert weight.weight == 1.0  # one group is too few
+    weight.observe_groups([group], np.asarray)
+    assert weight.weight == pytest.approx(0.25)
+    copy = VarianceWeight(standardize=False, min_observations=2)
+    copy.load_state_dict(json.loads(json.dumps(weight.state_dict())))
+    assert copy.metrics() == weight.metrics()
+
+
+def test_variance_weight_is_limited_and_skips_groups_without_two_scores():
+    weight = VarianceWeight(standardize=False, min_observations=1, max_weight=2.0)
+    weight.observe_groups([_group([0.0, math.nan], [0.0, 1.0])], np.asarray)
+    assert weight.observations == 0
+    weight.observe_groups([_group([0.0, 0.1], [0.0, 1.0])], np.asarray)
+    assert weight.weight == 2.0
+
+
+def test_unknown_kind_of_weight_says_what_was_meant():
+    with pytest.raises(ValueError, match="varience"):
+        make_anchor_weight("varience")
