@@ -232,7 +232,9 @@ def assert_same_run(one: Path, other: Path, step: int = 4) -> None:
 
     for name in ("metrics", "evaluations", "pairs"):
         for row, same in zip(lines(one, name), lines(other, name), strict=True):
-            losses = {k: pytest.approx(v, rel=1e-6) for k, v in row.items() if k.startswith("world_model/loss")}
+            losses = {
+                k: pytest.approx(v, rel=1e-6) for k, v in row.items() if k.startswith("world_model/loss")
+            }
             assert same == {**row, **losses}, {k: (row[k], same.get(k)) for k in row if row[k] != same.get(k)}
     assert executed(one) == executed(other)
     first, second = weights(one, step), weights(other, step)
