@@ -11,6 +11,7 @@ import tempfile
 import textwrap
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -237,6 +238,35 @@ def test_closed_and_read_only_ledgers_refuse_to_append(tmp_path):
         Ledger(tmp_path, read_only=True).append(0, small_group())
     with pytest.raises(FileNotFoundError):
         Ledger(tmp_path / "nothing", read_only=True)
+
+
+def test_groups_executed_side_by_side_are_recorded_all_or_none(tmp_path, monkeypatch):
+    pair = [small_group(1), small_group(2)]
+    with Ledger(tmp_path) as ledger:
+        ledger.append(0, small_group(0))
+
+        written = ledger._lines.write
+        sizes = []
+        monkeypatch.setattr(
+            ledger,
+            "_lines",
+            SimpleNamespace(
+                write=lambda data: sizes.append(len(data)) or written(data),
+                fileno=ledger._lines.fileno,
+                close=ledger._lines.close,
+            ),
+        )
+        ledger.extend(1, pair, seed=3)
+        assert len(sizes) == 1  # one write: killed before it, none is on record, killed after it, both are
+        assert same(list(ledger.groups(1)), pair) and len(ledger) == 3
+        ledger.append(2, small_group(3))
+    with Ledger(tmp_path) as ledger:
+        assert same(list(ledger.groups()), [small_group(0), *pair, small_group(3)])
+        assert [record["seed"] for record in ledger.records(1)] == [3, 3]
+        with pytest.raises(TypeError):  # nothing of a batch is written before all of it can be
+            ledger.extend(4, [small_group(4), Group(Context("t", 5), [trajectory(thing=object())])])
+    with Ledger(tmp_path) as ledger:
+        assert len(ledger) == 4
 
 
 def test_ensure_space_names_free_needed_and_the_way_out(tmp_path, monkeypatch):

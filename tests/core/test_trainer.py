@@ -56,11 +56,14 @@ class Bandit:
             self.before(step)
             for context in contexts[start : start + self.batch]:
                 self.executed.append((step, context))
-            for context in contexts[start : start + self.batch]:
-                group = self._attempt(policy, context, group_size, step)
+            groups = [
+                self._attempt(policy, context, group_size, step)
+                for context in contexts[start : start + self.batch]
+            ]
+            for group in groups:
                 for trajectory in group.trajectories:
-                    trajectory.executed = self.pays(context, int(trajectory.steps["lever"]))
-                yield group
+                    trajectory.executed = self.pays(group.context, int(trajectory.steps["lever"]))
+            yield groups
 
     def imagine(self, policy, contexts, group_size, step):
         groups = [self._attempt(policy, context, group_size, step) for context in contexts]

@@ -11,7 +11,7 @@ import pytest
 def test_a_killed_run_goes_on_as_if_nothing_had_been(start, policy, tiny, finished, logs, tmp_path):
     run = tmp_path / "run"
     process = start("wmrl-train", *tiny.train, policy, f"output_dir={run}")
-    # Step 3 executes 4 groups, 2 at a time: kill when the first of them is in the ledger.
+    # Step 3 executes 4 groups, 2 at a time: kill when the first two of them are in the ledger.
     process.until(lambda: len(logs.executed(run)) > 8 + 4)
     process.interrupt(signal.SIGKILL)
     assert process.result().code == -signal.SIGKILL  # and no worker is left

@@ -110,11 +110,11 @@ class EmbodiedTask:
         group_size: int,
         step: int,
         should_stop: Callable[[], bool] = lambda: False,
-    ) -> Iterator[Group]:
+    ) -> Iterator[list[Group]]:
         """Groups rolled out in the simulator, `groups_at_once` of them together."""
         batches = self._simulate(policy, contexts, group_size, step, predicts=False)
         while not should_stop() and (batch := next(batches, None)) is not None:
-            yield from batch
+            yield batch
 
     @torch.no_grad()
     def predict(self, policy: ActingPolicy, groups: Sequence[Group], step: int) -> None:

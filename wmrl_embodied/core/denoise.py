@@ -147,9 +147,9 @@ class VarianceWeight:
     """Inverse-variance weight of an anchor group, V_p / V_e, from measured variances of both streams.
 
     V_e and V_p are the traces of the covariance of one group's gradient by executed and by predicted scores
-    (`StreamMoments`; of its advantages where trajectories carry no gradient of their log-probability). Weighted so,
-    a sum of n_e anchor and n_p predicted groups has variance 1 / (n_e / V_e + n_p / V_p) times that of its weights,
-    less than either stream alone. Unlike the published weight it may fall below 1: a world model that predicts
+    (`StreamMoments`; of its advantages where trajectories carry no gradient of their log-probability). So
+    weighted, the mean of n_e anchor and n_p predicted groups has variance 1 / (n_e / V_e + n_p / V_p), less than
+    either stream alone (the inverse-variance weighted mean). Unlike the published weight it may fall below 1: a world model that predicts
     expected scores is less noisy than a coin that lands 0 or 1. It does not look at bias.
     """
 
@@ -193,9 +193,13 @@ class VarianceWeight:
         """Count the anchor groups of one step in, after their pairs went into the map."""
         self.moments.fade(len(groups))
         for group in groups:
+            task = f"of task {group.context.task!r}"
             predicted, executed = (
-                group_advantages(scores, self._standardize)
-                for scores in (calibrate(group.predicted), group.executed)
+                group_advantages(scores, self._standardize, source=f"{grader} {task}")
+                for scores, grader in (
+                    (calibrate(group.predicted), "world model"),
+                    (group.executed, "grader"),
+                )
             )
             if "skipped" in (predicted.status, executed.status):
                 continue

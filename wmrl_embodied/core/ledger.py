@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import logging
 import math
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -132,28 +133,32 @@ class Ledger:
                 or dicts of them.
             ValueError: if the ledger is closed or read-only.
         """
+        self.extend(step, [group], seed, cost)
+
+    def extend(
+        self, step: int, groups: Sequence[Group], seed: int | None = None, cost: float | None = None
+    ) -> None:
+        """Record groups that were executed side by side, in one piece: a crash leaves all of their lines or none.
+
+        How a network's numbers round depends on the batch they were computed in. Had a resumed run to execute one of
+        two groups alone, it would part from an undisturbed run. Arguments and errors are those of `append`; `cost` is
+        of every group.
+        """
         if self._lines is None:
             raise ValueError(f"ledger {self.folder}: {'read-only' if self.read_only else 'closed'}")
-        name = f"group-{self._next:08d}.safetensors"
-        record, tensors = _pack(step, group, name, seed, cost)
-        text = json.dumps(record, allow_nan=False)
-        temporary = self.folder / f"{name}.tmp"
+        names = (f"group-{number:08d}.safetensors" for number in itertools.count(self._next))
+        packed = [_pack(step, group, name, seed, cost) for group, name in zip(groups, names, strict=False)]
+        added = [(record, json.dumps(record, allow_nan=False)) for record, _ in packed]
         try:
-            with open(temporary, "wb") as file:
-                file.write(save(tensors, metadata={"record": text}))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.folder / name)
-            _sync_folder(self.folder)
-            self._append_line(record, text)
-            # Counted last: a caller that tries again after an error replaces the file, and does not add one.
-            self._next += 1
+            for (record, text), (_, tensors) in zip(added, packed, strict=True):
+                self._write_file(record["file"], text, tensors)
+            self._append_lines(added)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
             if error.errno in _NO_SPACE:
-                raise self._full(f"while writing {name}") from error
+                raise self._full(f"while writing groups of step {step}") from error
             raise
+        # Counted last: a caller that tries again after an error replaces the files, and does not add any.
+        self._next += len(added)
 
     def records(self, step: int | None = None) -> Iterator[dict[str, Any]]:
         """Lines of the ledger, of one step or of all, in the order of execution; NaN is null."""
@@ -271,11 +276,26 @@ class Ledger:
                 path.rename(f"{path}.broken")
                 continue
             logger.warning("%s: had no line in the ledger, adopted", path)
-            self._append_line(record, text)
+            self._append_lines([(record, text)])
 
-    def _append_line(self, record: dict[str, Any], text: str) -> None:
+    def _write_file(self, name: str, text: str, tensors: dict[str, Tensor]) -> None:
+        temporary = self.folder / f"{name}.tmp"
+        try:
+            with open(temporary, "wb") as file:
+                file.write(save(tensors, metadata={"record": text}))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.folder / name)
+            _sync_folder(self.folder)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+
+    def _append_lines(self, added: Sequence[tuple[dict[str, Any], str]]) -> None:
         offset = os.fstat(self._lines.fileno()).st_size
-        rest = memoryview(text.encode() + b"\n")
+        lines = [text.encode() + b"\n" for _, text in added]
+        rest = memoryview(b"".join(lines))
         try:
             while rest:
                 rest = rest[self._lines.write(rest) :]
@@ -284,7 +304,9 @@ class Ledger:
             with contextlib.suppress(OSError):
                 self._truncate(offset)
             raise
-        self._index(record, offset)
+        for (record, _), line in zip(added, lines, strict=True):
+            self._index(record, offset)
+            offset += len(line)
 
     def _index(self, record: dict[str, Any], offset: int) -> None:
         self._entries.append(

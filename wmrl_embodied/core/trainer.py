@@ -198,9 +198,9 @@ class Trainer:
         self.ledger.ensure_space(len(missing) * size * self.settings.disk_per_execution)
         self._check_stop()
         if missing:
-            for group in self.task.execute(self.policy, missing, size, step, self.should_stop):
-                self.ledger.append(step, group, seed=self.seed)
-                done[group.context] = group
+            for batch in self.task.execute(self.policy, missing, size, step, self.should_stop):
+                self.ledger.extend(step, batch, seed=self.seed)
+                done.update((group.context, group) for group in batch)
             self._check_stop()
         return [replace(done[context], anchor=True) for context in wanted]
 

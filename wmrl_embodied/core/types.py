@@ -149,9 +149,10 @@ class Task(Protocol):
         group_size: int,
         step: int,
         should_stop: Callable[[], bool],
-    ) -> Iterator[Group]:
-        """Groups with executed scores, yielded as soon as each is complete so that it can be recorded. Once
-        `should_stop()` is true nothing more is started; what is under way is still yielded, for it is paid for.
+    ) -> Iterator[list[Group]]:
+        """Groups with executed scores, those that were executed side by side in one list, yielded as soon as it is
+        complete so that it can be recorded. Once `should_stop()` is true nothing more is started; what is under way is
+        still yielded, for it is paid for.
         """
         ...
 

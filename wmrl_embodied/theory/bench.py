@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
+import math
 import multiprocessing
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import stats
 from tqdm import tqdm
 
 from wmrl_embodied.theory.bandit import BIASES
@@ -56,10 +59,10 @@ def learning_cells() -> list[Cell]:
     return [replace(sharp, strength=strength) for strength in STRENGTHS] + others
 
 
-def run(folder: Path, seeds: int, workers: int, learning_steps: int, learning_rate: float) -> dict[str, Any]:
-    """Measure what `folder` does not hold yet; returns the summary and writes it as theory.json."""
+def all_jobs(seeds: int) -> list[Job]:
+    """What `wmrl-bench theory` measures."""
     jobs = [Job(cell, seed) for seed in range(seeds) for cell in grid()]
-    jobs += [
+    return jobs + [
         Job(cell, seed, learner)
         for seed in range(seeds)
         for cell in learning_cells()
@@ -68,6 +71,12 @@ def run(folder: Path, seeds: int, workers: int, learning_steps: int, learning_ra
         or cell.strength == 1.0
         or learner in ("raw", "debias", "rectified", "fused")
     ]
+
+
+def run(
+    folder: Path, jobs: Sequence[Job], workers: int, learning_steps: int, learning_rate: float
+) -> dict[str, Any]:
+    """Measure what `folder` does not hold yet; returns the summary and writes it as theory.json."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"measured-{learning_steps}-{learning_rate:g}.jsonl"
     known = _read(file)
@@ -124,7 +133,7 @@ def summarise(jobs: Iterable[Job], known: dict[str, Any]) -> dict[str, Any]:
     ratio = [c["fused_over_best"][0] for c in cells]
     claims = {
         "cells": len(cells),
-        "rectified: interval of the squared bias reaches 0": sum(low <= 0 for _, low, _ in covers),
+        "rectified: interval of the squared bias covers 0": sum(low <= 0 <= high for _, low, high in covers),
         "unbiased cells": len(unbiased),
         "inverse_variance below both of its streams": sum(
             e["inverse_variance"]["error"][0] < min(e["predicted"]["error"][0], e["real_small"]["error"][0])
@@ -138,10 +147,13 @@ def summarise(jobs: Iterable[Job], known: dict[str, Any]) -> dict[str, Any]:
 
 
 def interval(values: Iterable[float], resamples: int = 2000) -> tuple[float, float, float]:
-    """Mean over seeds, and its 95 % percentile-bootstrap interval."""
+    """Mean over seeds, and its 95 % percentile-bootstrap interval; unbounded for one seed, which tells nothing."""
     array = np.asarray(list(values), np.float64)
-    draws = np.random.default_rng(0).choice(array, (resamples, len(array))).mean(axis=1)
-    return (float(array.mean()), *np.percentile(draws, [2.5, 97.5]).tolist())
+    if array.size < 2:
+        return (float(array.mean()), -math.inf, math.inf)
+    rng = np.random.default_rng(0)
+    found = stats.bootstrap((array,), np.mean, n_resamples=resamples, method="percentile", rng=rng)
+    return (float(array.mean()), *map(float, found.confidence_interval))
 
 
 def _fused_against_singles(rows: list[Any]) -> dict[str, Any]:
@@ -154,6 +166,8 @@ def _fused_against_singles(rows: list[Any]) -> dict[str, Any]:
 
 
 def _work(job: Job, steps: int, learning_rate: float) -> dict[str, Any]:
+    # With few anchors and a low success rate a step without any gradient is part of the problem, not worth a line.
+    logging.getLogger("wmrl_embodied.core").setLevel(logging.ERROR)
     if not job.learner:
         return measure(job.cell, job.seed)
     model = job.cell.problem(job.seed)
