@@ -102,6 +102,7 @@ def test_summary_beside_the_page(written):
     assert sorted(p.name for p in written.report.parent.iterdir()) == [
         "real",
         "report.html",
+        "success.png",
         "summary.json",
         "wmrl",
     ]

@@ -42,16 +42,18 @@ def _embodied(config: DictConfig) -> None:
 def _theory(config: DictConfig) -> None:
     from pathlib import Path
 
-    from wmrl_embodied.theory.bench import run
+    from wmrl_embodied.theory.bench import all_jobs, run
     from wmrl_embodied.theory.figures import draw
 
-    for name in ("repeats", "workers", "learning_steps"):
-        if not isinstance(config[name], int) or config[name] < 1:
-            raise ValueError(f"{name}={config[name]}: must be a whole number of at least 1")
+    # One seed has no interval.
+    for name, least in (("repeats", 2), ("workers", 1), ("learning_steps", 1)):
+        if not isinstance(config[name], int) or config[name] < least:
+            raise ValueError(f"{name}={config[name]}: must be a whole number of at least {least}")
     if not config.learning_rate > 0:
         raise ValueError(f"learning_rate={config.learning_rate}: must be above 0")
     folder = Path(config.output_dir)
-    summary = run(folder, config.repeats, config.workers, config.learning_steps, config.learning_rate)
+    jobs = all_jobs(config.repeats)
+    summary = run(folder, jobs, config.workers, config.learning_steps, config.learning_rate)
     for claim, value in summary["claims"].items():
         print(f"{claim}: {value}")
     print(f"\n{summary['seeds']} seeds; {folder / 'theory.json'}", *draw(summary, folder))

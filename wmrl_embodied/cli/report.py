@@ -1,4 +1,4 @@
-"""`wmrl-report`: what the runs in a folder found, as report.html, summary.json and a table."""
+"""`wmrl-report`: what the runs in a folder found, as report.html, summary.json, success.png and a table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def main(config: DictConfig) -> None:
 def report(
     folder: str | Path, bootstrap_seed: int = 0, resamples: int = 2000, limit_bytes: int = 8_000_000
 ) -> None:
-    """Write report.html and summary.json into `folder`; print the result.
+    """Write report.html, summary.json and success.png into `folder`; print the result.
 
     Raises:
         NoRunError: no such folder, or no run in it.

@@ -149,8 +149,8 @@ class VarianceWeight:
     V_e and V_p are the traces of the covariance of one group's gradient by executed and by predicted scores
     (`StreamMoments`; of its advantages where trajectories carry no gradient of their log-probability). So
     weighted, the mean of n_e anchor and n_p predicted groups has variance 1 / (n_e / V_e + n_p / V_p), less than
-    either stream alone (the inverse-variance weighted mean). Unlike the published weight it may fall below 1: a world model that predicts
-    expected scores is less noisy than a coin that lands 0 or 1. It does not look at bias.
+    either stream alone (the inverse-variance weighted mean). Unlike the published weight it may fall below 1: a
+    world model that predicts expected scores is less noisy than a coin that lands 0 or 1. It does not look at bias.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ def write_report(
     resamples: int = statistics.RESAMPLES,
     limit_bytes: int = LIMIT_BYTES,
 ) -> Written:
-    """Read the runs in `folder`; write report.html and summary.json into it.
+    """Read the runs in `folder`; write report.html, summary.json and success.png (for a README or a paper) into it.
 
     Args:
         folder: an experiment folder, one arm's folder or a run folder.
@@ -87,6 +87,10 @@ def write_report(
     temporary = report.with_name(f".report.html.{os.getpid()}")
     temporary.write_text(page, encoding="utf-8")
     temporary.replace(report)
+    arms = by_arm(runs)
+    figure = plots.success_against_executions(summary, arms, plots.ArmStyle(list(arms)))
+    if figure is not None:
+        figure.savefig(folder / "success.png", dpi=110, facecolor=plots.PAPER)
     return Written(report, summary_file, summary)
 
 

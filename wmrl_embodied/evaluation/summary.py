@@ -170,6 +170,9 @@ class _Summariser:
             "rate_low": rate.low,
             "rate_high": rate.high,
             "seeds": int(np.isfinite(scores).any(axis=1).sum()) if scores.size else 0,
+            "per_seed": [
+                float(np.mean(row[np.isfinite(row)])) if np.isfinite(row).any() else None for row in scores
+            ],
             **_counts(rows),
             "at_k": self._at_k(policies),
             "per_task": {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import multiprocessing
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -147,10 +146,8 @@ def summarise(jobs: Iterable[Job], known: dict[str, Any]) -> dict[str, Any]:
 
 
 def interval(values: Iterable[float], resamples: int = 2000) -> tuple[float, float, float]:
-    """Mean over seeds, and its 95 % percentile-bootstrap interval; unbounded for one seed, which tells nothing."""
+    """Mean over at least two seeds, and its 95 % percentile-bootstrap interval."""
     array = np.asarray(list(values), np.float64)
-    if array.size < 2:
-        return (float(array.mean()), -math.inf, math.inf)
     rng = np.random.default_rng(0)
     found = stats.bootstrap((array,), np.mean, n_resamples=resamples, method="percentile", rng=rng)
     return (float(array.mean()), *map(float, found.confidence_interval))
