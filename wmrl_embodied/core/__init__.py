@@ -5,6 +5,7 @@ from wmrl_embodied.core.anchors import AnchorSchedule
 from wmrl_embodied.core.debias import MonotoneMap, fit_binned, fit_isotonic
 from wmrl_embodied.core.denoise import DisagreementWeight, disagreement
 from wmrl_embodied.core.estimators import ESTIMATORS, Estimator, Weighted, make_estimator
+from wmrl_embodied.core.judges import JudgePanel, simplex_weights
 from wmrl_embodied.core.ledger import Ledger, LedgerBroken, LedgerFull, LedgerLocked
 from wmrl_embodied.core.policy_gradient import UpdateSettings, clipped_surrogate, kl_k3, update_policy
 from wmrl_embodied.core.seeding import generator, rng
@@ -18,6 +19,7 @@ __all__ = [
     "Estimator",
     "Group",
     "GroupAdvantages",
+    "JudgePanel",
     "Ledger",
     "LedgerBroken",
     "LedgerFull",
@@ -40,5 +42,6 @@ __all__ = [
     "kl_k3",
     "make_estimator",
     "rng",
+    "simplex_weights",
     "update_policy",
 ]
