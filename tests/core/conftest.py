@@ -20,6 +20,7 @@ def make_group() -> Callable[..., Group]:
         variance: float = NAN,
         anchor: bool | None = None,
         index: int = 0,
+        task: str = "toy",
     ) -> Group:
         size = len(executed if executed is not None else predicted)
         number = [NAN if s is None else s for s in executed or [None] * size]
@@ -28,6 +29,6 @@ def make_group() -> Callable[..., Group]:
             Trajectory({"x": torch.zeros(1, 1)}, torch.zeros(1), torch.ones(1), r, p, variance)
             for r, p in zip(number, guess, strict=True)
         ]
-        return Group(Context("toy", index), members, executed is not None if anchor is None else anchor)
+        return Group(Context(task, index), members, executed is not None if anchor is None else anchor)
 
     return build

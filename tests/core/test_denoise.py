@@ -17,6 +17,10 @@ GOOD = ([0.25, 0.75], [0.0, 1.0])  # s2 = 0.25^2 / 0.25 = 0.25
 BAD = ([1.0, 0.0], [0.0, 1.0])  # s2 = 1^2 / 0.25 = 4
 
 
+def _as_it_is(predicted, task):
+    return np.asarray(predicted)
+
+
 def weight_after(*groups, **settings):
     weight = DisagreementWeight(**settings)
     for group in groups:
@@ -136,9 +140,9 @@ def test_variance_weight_by_hand():
     # Centred scores are -+0.5 executed and -+0.25 predicted: a quarter of the variance, so a quarter of the weight.
     weight = VarianceWeight(standardize=False, min_observations=2)
     group = _group([0.0, 1.0], [0.25, 0.75])
-    weight.observe_groups([group], np.asarray)
+    weight.observe_groups([group], _as_it_is)
     assert weight.weight == 1.0  # one group is too few
-    weight.observe_groups([group], np.asarray)
+    weight.observe_groups([group], _as_it_is)
     assert weight.weight == pytest.approx(0.25)
     copy = VarianceWeight(standardize=False, min_observations=2)
     copy.load_state_dict(json.loads(json.dumps(weight.state_dict())))
@@ -147,9 +151,9 @@ def test_variance_weight_by_hand():
 
 def test_variance_weight_is_limited_and_skips_groups_without_two_scores():
     weight = VarianceWeight(standardize=False, min_observations=1, max_weight=2.0)
-    weight.observe_groups([_group([0.0, math.nan], [0.0, 1.0])], np.asarray)
+    weight.observe_groups([_group([0.0, math.nan], [0.0, 1.0])], _as_it_is)
     assert weight.observations == 0
-    weight.observe_groups([_group([0.0, 0.1], [0.0, 1.0])], np.asarray)
+    weight.observe_groups([_group([0.0, 0.1], [0.0, 1.0])], _as_it_is)
     assert weight.weight == 2.0
 
 

@@ -126,6 +126,7 @@ class MonotoneMap:
         refit_every: int = 64,
         bins: int = 10,
         strict: bool = False,
+        half_life: float | None = None,
     ) -> None:
         """Create an identity map without pairs; the defaults are the published numbers.
 
@@ -136,6 +137,8 @@ class MonotoneMap:
             refit_every: new pairs between two fits.
             bins: equal-width bins over [0, 1] of the binned kind.
             strict: refuse predicted scores outside [0, 1] in the binned kind, instead of warning once.
+            half_life: newer pairs after which a pair counts half in a fit, so that the map follows a world model that
+                drifts; None weighs all kept pairs alike, as published.
 
         Raises:
             ValueError: for an unknown kind or a number out of range.
@@ -145,6 +148,8 @@ class MonotoneMap:
         for name, value in (("min_pairs", min_pairs), ("refit_every", refit_every), ("bins", bins)):
             if value < 1:
                 raise ValueError(f"{name}={value}: must be at least 1")
+        if half_life is not None and not half_life > 0:
+            raise ValueError(f"half_life={half_life}: must be above 0 pairs, or null for no forgetting")
         if capacity < min_pairs:
             raise ValueError(f"capacity={capacity}: must be at least min_pairs={min_pairs}")
         self.kind = kind
@@ -152,6 +157,7 @@ class MonotoneMap:
         self.refit_every = refit_every
         self.bins = bins
         self.strict = strict
+        self.half_life = half_life
         self.knots: Knots | None = None
         self.fits = 0
         self.failed_fits = 0
@@ -240,7 +246,10 @@ class MonotoneMap:
 
     def _refit(self) -> None:
         x, y = self._pairs().T
-        knots = FITS[self.kind](x, y, **({"bins": self.bins} if self.kind == "binned" else {}))
+        weights = None
+        if self.half_life is not None:
+            weights = 2.0 ** (-np.arange(len(x))[::-1] / self.half_life)
+        knots = FITS[self.kind](x, y, weights, **({"bins": self.bins} if self.kind == "binned" else {}))
         self._fresh = 0
         if knots is not None:
             self.knots = knots

@@ -18,6 +18,9 @@ from wmrl_embodied.core.choices import unknown
 from wmrl_embodied.core.streams import StreamMoments
 from wmrl_embodied.core.types import Group
 
+Calibrate = Callable[[ArrayLike, str], np.ndarray]
+"""(G,) predicted scores and their task -> calibrated ones."""
+
 logger = logging.getLogger(__name__)
 
 # Below this variance of the executed scores a group has no spread to compare with (published).
@@ -104,10 +107,10 @@ class DisagreementWeight:
             return 1.0
         return float(np.clip(1 + self.scale * self.average, 1, self.max_weight))
 
-    def observe_groups(self, groups: Sequence[Group], calibrate: Callable[[ArrayLike], np.ndarray]) -> None:
+    def observe_groups(self, groups: Sequence[Group], calibrate: Calibrate) -> None:
         """Count the anchor groups of one step in, after their pairs went into the map."""
         for group in groups:
-            self.observe(calibrate(group.predicted), group.executed)
+            self.observe(calibrate(group.predicted, group.context.task), group.executed)
 
     def observe(self, calibrated: ArrayLike, executed: ArrayLike) -> None:
         """Count one anchor group in; the arguments are those of `disagreement`.
@@ -189,7 +192,7 @@ class VarianceWeight:
             return 1.0
         return float(np.clip(variance["pp"] / variance["ee"], 1 / self._max_weight, self._max_weight))
 
-    def observe_groups(self, groups: Sequence[Group], calibrate: Callable[[ArrayLike], np.ndarray]) -> None:
+    def observe_groups(self, groups: Sequence[Group], calibrate: Calibrate) -> None:
         """Count the anchor groups of one step in, after their pairs went into the map."""
         self.moments.fade(len(groups))
         for group in groups:
@@ -197,7 +200,7 @@ class VarianceWeight:
             predicted, executed = (
                 group_advantages(scores, self._standardize, source=f"{grader} {task}")
                 for scores, grader in (
-                    (calibrate(group.predicted), "world model"),
+                    (calibrate(group.predicted, group.context.task), "world model"),
                     (group.executed, "grader"),
                 )
             )

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wmrl_embodied.core.advantages import group_advantages
-from wmrl_embodied.core.debias import MonotoneMap
 from wmrl_embodied.core.denoise import make_anchor_weight
+from wmrl_embodied.core.task_maps import TaskMaps, pairs_by_task
 from wmrl_embodied.core.types import Group
 from wmrl_embodied.core.weighted import Weighted
 
@@ -64,6 +64,7 @@ class ArmEstimator:
         standardize: bool = True,
         eps: float = 1e-4,
         spread_gate: float = 0.0,
+        cross_fit: bool = False,
         debias: Mapping[str, Any] | None = None,
         denoise: Mapping[str, Any] | None = None,
     ) -> None:
@@ -75,7 +76,9 @@ class ArmEstimator:
             eps: added to that standard deviation, in score units.
             spread_gate: number of predicted standard deviations that the spread of a predicted group must
                 exceed to count; see `spread_weight`. 0 is off, as published.
-            debias: settings of `MonotoneMap`.
+            cross_fit: measure the anchors' disagreement by the map as it was before it saw their pairs. A map looks
+                better on the pairs it was fitted on than it is; as published it is measured on them.
+            debias: settings of `TaskMaps` and its `MonotoneMap`s.
             denoise: settings of `DisagreementWeight`, or with `kind="variance"` of `VarianceWeight`.
 
         Raises:
@@ -87,12 +90,13 @@ class ArmEstimator:
         self.standardize = standardize
         self.eps = eps
         self.spread_gate = spread_gate
+        self.cross_fit = cross_fit
         self._arm = ARMS[name]
         self.executes_all = self._arm.executes == "all"
         self.uses_anchors = self._arm.executes == "anchors"
         self.uses_predictions = self._arm.predicts
         # Built in every arm, so that a typing error in their settings shows in every arm.
-        self.map = MonotoneMap(**(debias or {}))
+        self.map = TaskMaps(**(debias or {}))
         self.anchor_weight = make_anchor_weight(standardize=standardize, **(denoise or {}))
 
     def observe(self, anchor_groups: Sequence[Group]) -> None:
@@ -101,17 +105,16 @@ class ArmEstimator:
         Args:
             anchor_groups: the executed groups of one step, with both scores; missing ones are ignored.
         """
-        if self._arm.debias and anchor_groups:
-            self.map.observe(
-                np.concatenate([group.predicted for group in anchor_groups]),
-                np.concatenate([group.executed for group in anchor_groups]),
-            )
-        if self._arm.denoise:
+        if self._arm.denoise and self.cross_fit:
+            self.anchor_weight.observe_groups(anchor_groups, self.calibrate)
+        if self._arm.debias:
+            self.map.observe(pairs_by_task(anchor_groups))
+        if self._arm.denoise and not self.cross_fit:
             self.anchor_weight.observe_groups(anchor_groups, self.calibrate)
 
-    def calibrate(self, predicted: ArrayLike) -> np.ndarray:
+    def calibrate(self, predicted: ArrayLike, task: str = "") -> np.ndarray:
         """Predicted scores through the map where the arm debiases, else as they are; NaN stays NaN."""
-        return self.map(predicted) if self._arm.debias else np.array(predicted, dtype=np.float64)
+        return self.map(predicted, task) if self._arm.debias else np.array(predicted, dtype=np.float64)
 
     def advantages(self, groups: Sequence[Group]) -> Weighted:
         """Weighted advantages of all groups of one step.
@@ -131,7 +134,7 @@ class ArmEstimator:
             scores, grader = (
                 (group.executed, "grader")
                 if stream == "executed"
-                else (self.calibrate(group.predicted), "world model")
+                else (self.calibrate(group.predicted, group.context.task), "world model")
             )
             source = f"{grader} of task {group.context.task!r}"
             result = group_advantages(scores, self.standardize, self.eps, source)

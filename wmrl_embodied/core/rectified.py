@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wmrl_embodied.core.advantages import group_advantages
-from wmrl_embodied.core.debias import MonotoneMap
 from wmrl_embodied.core.streams import StreamMoments
+from wmrl_embodied.core.task_maps import TaskMaps, pairs_by_task
 from wmrl_embodied.core.types import Group
 from wmrl_embodied.core.weighted import Weighted
 
@@ -94,7 +94,7 @@ class RectifiedEstimator:
                 the whole batch. (A standard deviation of each group by itself is not linear; the bias would stay.)
             half_life: anchor groups after which what was measured counts half.
             min_groups: anchor groups before predictions are used at all.
-            debias: settings of `MonotoneMap`.
+            debias: settings of `TaskMaps` and its `MonotoneMap`s.
 
         Raises:
             ValueError: for a number out of range.
@@ -104,14 +104,14 @@ class RectifiedEstimator:
                 f"min_groups={min_groups}: must be above 2, the shrinkage of lambda divides by N - 2"
             )
         self.name = name
-        self.map = MonotoneMap(**(debias or {}))
+        self.map = TaskMaps(**(debias or {}))
         self.moments = StreamMoments(half_life)
         self._fuse = fuse
         self._standardize = standardize
         self._min_groups = min_groups
         self._decay = 2 ** (-1 / half_life)
         self._squares = self._squares_weight = 0.0
-        self._pending: list[tuple[np.ndarray, np.ndarray]] = []
+        self._pending: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self._measured = self._measure()
         self._warned = False
 
@@ -121,8 +121,7 @@ class RectifiedEstimator:
         Args:
             anchor_groups: the executed groups of one step, with both scores; missing ones are ignored.
         """
-        for predicted, executed in self._pending:
-            self.map.observe(predicted, executed)
+        self.map.observe(self._pending)
         self._measured = self._measure()
         self.moments.fade(len(anchor_groups))
         self._squares *= self._decay ** len(anchor_groups)
@@ -135,11 +134,11 @@ class RectifiedEstimator:
             if spread > 0:
                 self._squares += spread**2
                 self._squares_weight += 1
-        self._pending = [(group.predicted, group.executed) for group in anchor_groups]
+        self._pending = pairs_by_task(anchor_groups)
 
-    def calibrate(self, predicted: ArrayLike) -> np.ndarray:
+    def calibrate(self, predicted: ArrayLike, task: str = "") -> np.ndarray:
         """Predicted scores through the map; NaN stays NaN."""
-        return self.map(predicted)
+        return self.map(predicted, task)
 
     def advantages(self, groups: Sequence[Group]) -> Weighted:
         """Weighted advantages of all groups of one step.
@@ -194,7 +193,7 @@ class RectifiedEstimator:
             "map": self.map.state_dict(),
             "moments": self.moments.state_dict(),
             "squares": [self._squares, self._squares_weight],
-            "pending": [[predicted.tolist(), executed.tolist()] for predicted, executed in self._pending],
+            "pending": {task: [side.tolist() for side in pair] for task, pair in self._pending.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -202,9 +201,10 @@ class RectifiedEstimator:
         self.map.load_state_dict(state["map"])
         self.moments.load_state_dict(state["moments"])
         self._squares, self._squares_weight = state["squares"]
-        self._pending = [
-            (np.array(predicted), np.array(executed)) for predicted, executed in state["pending"]
-        ]
+        self._pending = {
+            task: (np.array(predicted), np.array(executed))
+            for task, (predicted, executed) in state["pending"].items()
+        }
         self._measured = self._measure()
 
     def _streams(self, group: Group, anchor: bool) -> tuple[np.ndarray | None, np.ndarray | None, float]:
@@ -213,7 +213,7 @@ class RectifiedEstimator:
 
         The streams of an anchor are about the same members, so that their difference is an error of prediction.
         """
-        predicted = self.calibrate(group.predicted)
+        predicted = self.calibrate(group.predicted, group.context.task)
         model = f"world model of task {group.context.task!r}"
         if not anchor:
             return None, _leave_one_out(predicted, model), 0.0

@@ -49,8 +49,8 @@ class Estimator(Protocol):
         """Learn from the groups of one step that have both scores. Call it before `advantages`."""
         ...
 
-    def calibrate(self, predicted: ArrayLike) -> np.ndarray:
-        """Predicted scores as this estimator corrects them, same shape; NaN stays NaN."""
+    def calibrate(self, predicted: ArrayLike, task: str = "") -> np.ndarray:
+        """Predicted scores of a task as this estimator corrects them, same shape; NaN stays NaN."""
         ...
 
     def advantages(self, groups: Sequence[Group]) -> Weighted:

@@ -11,6 +11,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from wmrl_embodied.core.debias import FITS
+from wmrl_embodied.core.denoise import WEIGHTS
 from wmrl_embodied.envs.splits import HELD_OUT, SPLITS, TRAIN
 from wmrl_embodied.runtime.tracking import MODES
 
@@ -136,6 +138,14 @@ LIMITS: dict[str, Number | Choice | Text | Switch | Listed] = {
     "correction.name": Text(),
     "correction.standardize": Switch(),
     "correction.spread_gate": Number(0),
+    "correction.cross_fit": Switch(),
+    "correction.half_life": _POSITIVE,
+    "correction.min_groups": Number(2, above_low=True),
+    "correction.debias.kind": Choice(tuple(FITS)),
+    "correction.debias.half_life": Number(0, above_low=True, null=True),
+    "correction.debias.shrink_pairs": Number(0, null=True),
+    "correction.debias.drift_threshold": Number(0, above_low=True, null=True),
+    "correction.denoise.kind": Choice(WEIGHTS),
     "policy_update.learning_rate": _POSITIVE,
     "policy_update.epochs": _whole(1),
     "policy_update.minibatch": _whole(1, null=True),
