@@ -101,7 +101,11 @@ def test_pairs_reach_the_map_before_the_disagreement_is_measured(make_group):
 
 
 def test_cross_fitted_disagreement_is_measured_before_the_map_sees_the_pairs(make_group):
-    settings = {"debias": {"kind": "isotonic", "min_pairs": 4}, "denoise": QUICK["denoise"], "cross_fit": True}
+    settings = {
+        "debias": {"kind": "isotonic", "min_pairs": 4},
+        "denoise": QUICK["denoise"],
+        "cross_fit": True,
+    }
     estimator = make_estimator("wmrl", **settings)
     estimator.observe([make_group([0, 1, 0, 1], [0.4, 0.6, 0.4, 0.6])])
     assert estimator.anchor_weight.average == pytest.approx(0.64)  # by the identity

@@ -77,7 +77,8 @@ class Bandit:
                 place = group.context.index, lever
                 known = self.total[place] / self.count[place] if self.count[place] else 0.5
                 trajectory.predicted = self.pays(group.context, lever) if self.perfect else known
-                trajectory.predicted_variance = 0.0
+                # Of the mean of that many coins, a priori of one
+                trajectory.predicted_variance = 0.0 if self.perfect else 0.25 / (1 + self.count[place])
 
     def learn(self, executed, step):
         for group in executed:
@@ -119,6 +120,7 @@ def build(tmp_path):
         learning_rate=0.2,
         seed=0,
         stop=lambda: False,
+        spending=None,
         **task,
     ):
         policy, task = SoftmaxPolicy(), Bandit(seed, **task)
@@ -131,7 +133,7 @@ def build(tmp_path):
             policy,
             reference,
             make_estimator(arm),
-            AnchorSchedule(fraction, budget=budget),
+            AnchorSchedule(fraction, budget=budget, **(spending or {})),
             torch.optim.Adam(policy.parameters(), lr=learning_rate),
             ledger,
             TrainerSettings(groups, group_size, warmup),
@@ -238,6 +240,52 @@ def test_the_budget_is_never_passed(build):
     wmrl = build("wmrl", "wmrl", budget=50, warmup=1)
     assert [row["executions"] for row in run(wmrl, 5)] == [32, 40, 48, 48, 48]
     assert wmrl.trainer.imagined == 24 + 24 + 32 + 32  # and training goes on in imagination
+
+
+def test_what_is_left_of_the_budget_is_said(build):
+    rows = run(build("wmrl", budget=20), 4)
+    assert [row["budget_left"] for row in rows] == [12, 4, 4, 4]
+    assert "budget_left" not in run(build("wmrl", "without"), 1)[0]
+
+
+@pytest.mark.parametrize("arm", ["wmrl", "rectified", "fused"])
+def test_uncertain_anchors_are_chosen_where_little_was_executed(build, arm):
+    parts = build(arm, fraction=0.25, spending={"strategy": "uncertain", "uniform_share": 0.1})
+    parts.task.count[: CONTEXTS // 2] = 1e6  # of these contexts the model is certain
+    rows = run(parts, 12)
+    unknown = [context.index >= CONTEXTS // 2 for _, context in parts.task.executed]
+    assert len(unknown) == 12 and np.mean(unknown) > 0.6
+    chance = {group.inclusion_probability for group in parts.trainer.step().executed}
+    assert all(0 < p <= 1 for p in chance)
+    assert all(
+        row["executions"] == 8 * (i + 1) and row["imagined"] == 32 * (i + 1) for i, row in enumerate(rows)
+    )
+
+
+def test_gated_anchors_are_all_those_that_are_doubted(build):
+    parts = build("wmrl", groups=4, spending={"strategy": "gate", "gate": 0.3})
+    first = parts.trainer.step()
+    assert first.metrics["executions"] == 32  # of nothing is anything known: sd 1/2
+    parts.task.count[:] = 100
+    assert parts.trainer.step().metrics["executions"] == 32  # now all is: sd 1/20
+    assert len(parts.task.executed) == 4
+
+
+def test_without_predictions_there_is_no_uncertainty_to_go_by(build):
+    parts = build("real_small", spending={"strategy": "gate"})
+    assert run(parts, 2)[-1]["executions"] == 16 and parts.trainer.imagined == 0
+
+
+def test_the_share_adapts_to_costs_and_correlation(build):
+    parts = build("fused", fraction="auto", groups=6, perfect=True)
+    share = parts.trainer.share_rule
+    rows = run(parts, 12)
+    assert rows[0]["executions"] == 8  # a tenth of 6 groups
+    assert rows[-1]["anchors/correlation"] == pytest.approx(1)
+    assert rows[-1]["anchors/share"] == pytest.approx(0, abs=1e-3)  # a perfect model
+    assert rows[-1]["executions"] == 12 * 8  # and the floor
+    share.load_state_dict({**share.state_dict(), "moments": {"ee": 1.0, "pp": 1.0, "ep": 0.0}})
+    assert share.share == 1.0
 
 
 def test_nothing_executed_has_no_mean(build):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
@@ -17,7 +19,12 @@ def main(config: DictConfig) -> None:
     overrides = OmegaConf.to_container(HydraConfig.get().overrides.task)
     with stop_on_signal() as stop:
         folder = train(config, overrides, stop)
-    print(f"done: {folder} (wmrl-report run={folder} makes the report)")
+    log = folder / "metrics.jsonl"
+    last = json.loads(log.read_text().splitlines()[-1]) if log.exists() else {"executions": 0}
+    left = f", {last['budget_left']:,} of the budget left" if "budget_left" in last else ""
+    print(
+        f"done: {folder}, {last['executions']:,} executions{left} (wmrl-report run={folder} makes the report)"
+    )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from wmrl_embodied.core.anchors import AnchorSchedule
+from wmrl_embodied.core.anchors import AnchorSchedule, ShareRule
 from wmrl_embodied.core.estimators import Estimator
 from wmrl_embodied.core.ledger import Ledger
 from wmrl_embodied.core.policy_gradient import UpdateSettings, update_policy
@@ -121,6 +121,8 @@ class Trainer:
         self.step_count = 0
         self.executions = 0
         self.imagined = 0
+        self.share_rule = ShareRule()
+        self._found = 0  # groups of this step that a crash had left in the ledger
 
     def step(self) -> StepResult:
         """One step of the method; raises `Interrupted` when asked to stop, `LedgerFull` without disk space."""
@@ -130,17 +132,26 @@ class Trainer:
         contexts = self.task.sample_contexts(size, rng(self.seed, step, "contexts"))
         if len(set(contexts)) < len(contexts):
             raise ValueError("sample_contexts gave a context twice; the ledger tells groups of a step by it")
-        anchors, probability = self._choose_anchors(step, size, warming_up)
-
+        schedule = self._schedule(warming_up)
+        guessed = None
+        if schedule.looks:
+            with _timed(seconds, "imagine"):
+                guessed = self.task.imagine(self.policy, contexts, settings.group_size, step)
+        anchors, probability = schedule.choose(
+            size,
+            rng(self.seed, step, "anchors"),
+            self.executions,
+            settings.group_size,
+            None if guessed is None else [_uncertainty(group) for group in guessed],
+            self.share_rule.share,
+        )
         with _timed(seconds, "execute"):
             executed = self._execute(contexts, anchors, step)
         with _timed(seconds, "imagine"):
-            rest = [context for context, anchor in zip(contexts, anchors, strict=True) if not anchor]
-            imagined = []
-            if self.estimator.uses_predictions and rest:
-                imagined = self.task.imagine(self.policy, rest, settings.group_size, step)
+            imagined = self._imagine(contexts, anchors, guessed, step)
+        chance = dict(zip(contexts, probability.tolist(), strict=True))
         groups = [
-            replace(group, inclusion_probability=float(probability[0])) for group in executed + imagined
+            replace(group, inclusion_probability=chance[group.context]) for group in executed + imagined
         ]
         executed = groups[: len(executed)]
         with _timed(seconds, "predict"):
@@ -163,9 +174,16 @@ class Trainer:
         with _timed(seconds, "world_model"):
             learned = self.task.learn(executed, step) if self.estimator.uses_predictions else {}
 
+        self.share_rule.observe([(group.predicted, group.executed) for group in executed])
+        # A step that finds its executions in the ledger, after a crash, does not tell what they cost.
+        if executed and not self._found:
+            self.share_rule.spend("execute", seconds["execute"], sum(map(len, executed)))
+        if imagined:
+            self.share_rule.spend("imagine", seconds["imagine"], sum(map(len, guessed or imagined)))
+
         self.step_count += 1
         self.executions += sum(len(group) for group in executed)
-        self.imagined += sum(len(group) for group in imagined)
+        self.imagined += sum(map(len, guessed or imagined))
         metrics = {
             "step": self.step_count,
             "executions": self.executions,
@@ -177,22 +195,37 @@ class Trainer:
             **{f"world_model/{name}": value for name, value in learned.items()},
             **{f"seconds/{part}": value for part, value in seconds.items()},
         }
+        if self.schedule.budget is not None:
+            metrics["budget_left"] = max(self.schedule.budget - self.executions, 0)
+        if self.schedule.fraction == "auto":
+            metrics |= {f"anchors/{name}": value for name, value in self.share_rule.metrics().items()}
         return StepResult(metrics, executed)
 
-    def _choose_anchors(self, step: int, size: int, warming_up: bool) -> tuple[np.ndarray, np.ndarray]:
-        """(m,) which groups are executed, and with which probability each was chosen."""
+    def _schedule(self, warming_up: bool) -> AnchorSchedule:
+        """What decides on the anchors of this step."""
         if self.estimator.executes_all or warming_up:
-            share = AnchorSchedule(1.0, floor=0, budget=self.schedule.budget)
-        elif self.estimator.uses_anchors:
-            share = self.schedule
-        else:
-            share = AnchorSchedule(0.0)
-        return share.choose(size, rng(self.seed, step, "anchors"), self.executions, self.settings.group_size)
+            return AnchorSchedule(1.0, floor=0, budget=self.schedule.budget)
+        if not self.estimator.uses_anchors:
+            return AnchorSchedule(0.0)
+        # Without predictions there is no uncertainty to go by.
+        return self.schedule if self.estimator.uses_predictions else replace(self.schedule, strategy="random")
+
+    def _imagine(
+        self, contexts: Sequence[Context], anchors: np.ndarray, guessed: list[Group] | None, step: int
+    ) -> list[Group]:
+        """The groups that are not executed, in the order of `contexts`."""
+        if not self.estimator.uses_predictions or anchors.all():
+            return []
+        if guessed is not None:
+            return [group for group, anchor in zip(guessed, anchors, strict=True) if not anchor]
+        rest = [context for context, anchor in zip(contexts, anchors, strict=True) if not anchor]
+        return self.task.imagine(self.policy, rest, self.settings.group_size, step)
 
     def _execute(self, contexts: Sequence[Context], anchors: np.ndarray, step: int) -> list[Group]:
         """The anchor groups, in the order of `contexts`; each in the ledger before it is returned."""
         wanted = [context for context, anchor in zip(contexts, anchors, strict=True) if anchor]
         done = {group.context: group for group in self.ledger.groups(step)}
+        self._found = len(done)
         missing = [context for context in wanted if context not in done]
         size = self.settings.group_size
         self.ledger.ensure_space(len(missing) * size * self.settings.disk_per_execution)
@@ -215,7 +248,13 @@ class Trainer:
 def _timed(seconds: dict[str, float], part: str) -> Iterator[None]:
     started = time.perf_counter()
     yield
-    seconds[part] = time.perf_counter() - started
+    seconds[part] = seconds.get(part, 0.0) + time.perf_counter() - started
+
+
+def _uncertainty(group: Group) -> float:
+    """Root mean predicted variance of the members that have one, NaN without any."""
+    known = group.predicted_variance[np.isfinite(group.predicted_variance)]
+    return float(np.sqrt(known.mean())) if known.size else float("nan")
 
 
 def _mean(scores: Sequence[np.ndarray]) -> float | None:

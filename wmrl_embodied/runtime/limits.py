@@ -11,6 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from wmrl_embodied.core.anchors import STRATEGIES
 from wmrl_embodied.core.debias import FITS
 from wmrl_embodied.core.denoise import WEIGHTS
 from wmrl_embodied.envs.splits import HELD_OUT, SPLITS, TRAIN
@@ -19,18 +20,21 @@ from wmrl_embodied.runtime.tracking import MODES
 
 @dataclass(frozen=True)
 class Number:
-    """A finite number in [low, high], or in (low, high] when `low` itself is out."""
+    """A finite number in [low, high], or in (low, high] when `low` itself is out; or a word in its place."""
 
     low: float = -math.inf
     high: float = math.inf
     whole: bool = False
     above_low: bool = False
     null: bool = False
+    word: str | None = None
 
     def allows(self, value: Any) -> bool:
         """Whether a configured value is one of these."""
         if value is None:
             return self.null
+        if isinstance(value, str):
+            return value == self.word
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             return False
         if self.whole and not isinstance(value, int):
@@ -43,7 +47,7 @@ class Number:
             kind += f" in {'(' if self.above_low else '['}{self.low:g}, {self.high:g}]"
         elif math.isfinite(self.low):
             kind += f" {'above' if self.above_low else 'of at least'} {self.low:g}"
-        return kind + (", or null" if self.null else "")
+        return kind + (f", or {self.word}" if self.word else "") + (", or null" if self.null else "")
 
 
 @dataclass(frozen=True)
@@ -131,10 +135,13 @@ LIMITS: dict[str, Number | Choice | Text | Switch | Listed] = {
     "trainer.group_size": _whole(2),
     "trainer.warmup_steps": _whole(0),
     "trainer.warmup_groups": _whole(1, null=True),
-    "anchors.fraction": _SHARE,
+    "anchors.fraction": Number(0, 1, word="auto"),
     "anchors.floor": _whole(0),
     "anchors.cap": _whole(0, null=True),
     "anchors.budget": _whole(0, null=True),
+    "anchors.strategy": Choice(STRATEGIES),
+    "anchors.gate": Number(0),
+    "anchors.uniform_share": Number(0, 1, above_low=True),
     "correction.name": Text(),
     "correction.standardize": Switch(),
     "correction.spread_gate": Number(0),

@@ -292,6 +292,7 @@ def _checkpoint(run: RunFolder, parts: _Parts, trainer: Trainer) -> None:
         "imagined": trainer.imagined,
         "optimizer": trainer.optimizer.state_dict(),
         "estimator": trainer.estimator.state_dict(),
+        "share_rule": trainer.share_rule.state_dict(),
         "learner": parts.learner.state_dict() if parts.learner is not None else None,
     }
     run.checkpoint(trainer.step_count, parts.loaded.save, state)
@@ -303,6 +304,7 @@ def _restore(trainer: Trainer, parts: _Parts, state: dict[str, Any], ledger: Led
     trainer.imagined = state["imagined"]
     trainer.optimizer.load_state_dict(state["optimizer"])
     trainer.estimator.load_state_dict(state["estimator"])
+    trainer.share_rule.load_state_dict(state["share_rule"])
     if parts.learner is not None and trainer.estimator.uses_predictions:
         for step in range(trainer.step_count):
             parts.learner.remember(list(ledger.groups(step)))
