@@ -56,9 +56,9 @@ rm -f "$stamp"
 # uv takes seconds where pip takes minutes; pip is the way out where uv cannot reach a package index.
 say "installing the packages of constraints.txt"
 "$venv/bin/python" -m pip install --quiet --constraint constraints.txt uv || say "uv cannot be installed"
-if ! "$venv/bin/uv" pip install --python "$venv/bin/python" --constraint constraints.txt --editable '.[dev]'; then
+if ! "$venv/bin/uv" pip install --python "$venv/bin/python" --constraint constraints.txt --editable '.[dev,trl]'; then
     say "uv could not install the packages, trying pip"
-    "$venv/bin/python" -m pip install --constraint constraints.txt --editable '.[dev]'
+    "$venv/bin/python" -m pip install --constraint constraints.txt --editable '.[dev,trl]'
 fi
 
 renders() {

@@ -23,8 +23,8 @@ def make_group() -> Callable[..., Group]:
         task: str = "toy",
     ) -> Group:
         size = len(executed if executed is not None else predicted)
-        number = [NAN if s is None else s for s in executed or [None] * size]
-        guess = [NAN if s is None else s for s in predicted or [None] * size]
+        number = [NAN if s is None else s for s in (executed if executed is not None else [None] * size)]
+        guess = [NAN if s is None else s for s in (predicted if predicted is not None else [None] * size)]
         members = [
             Trajectory({"x": torch.zeros(1, 1)}, torch.zeros(1), torch.ones(1), r, p, variance)
             for r, p in zip(number, guess, strict=True)

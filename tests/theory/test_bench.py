@@ -42,7 +42,10 @@ def test_bad_setting_is_named():
     ("words", "said"),
     [
         (["settings.real=['trainer.groups=0']"], "groups=0: must be"),
-        (["arms=[long]", '+settings.long=["correction=fused","trainer.group_size=1"]'], "group_size=1: must be"),
+        (
+            ["arms=[long]", '+settings.long=["correction=fused","trainer.group_size=1"]'],
+            "group_size=1: must be",
+        ),
         (["--quick", "tasks=[reach-v4]"], "'reach-v4' is not a Meta-World task"),
     ],
 )
