@@ -27,8 +27,9 @@ def groups_of(make_group, rng, count, bias=0.0, noise=0.3, gradient=None):
     return groups
 
 
-def taught(make_group, name, rng, steps=12, **kind):
-    estimator = make_estimator(name, debias={"kind": "isotonic"})
+def taught(make_group, name, rng, steps=12, horizon=1, **kind):
+    more = {"horizon": horizon} if name == "fused" else {}
+    estimator = make_estimator(name, debias={"kind": "isotonic"}, **more)
     for _ in range(steps):
         estimator.observe(groups_of(make_group, rng, 4, **kind))
     return estimator
@@ -146,9 +147,11 @@ def test_fused_trusts_an_unbiased_model_and_rectifies_a_biased_one(make_group):
     assert mixes[3.0] < 0.1
 
 
-def test_the_mix_minimises_the_squared_error_that_the_moments_predict(make_group):
+@pytest.mark.parametrize("horizon", [1, 10])
+def test_the_mix_minimises_the_squared_error_that_the_moments_predict(make_group, horizon):
     rng = np.random.default_rng(5)
-    estimator = taught(make_group, "fused", rng, bias=0.1, noise=0.4, gradient=np.eye(SIZE), steps=30)
+    settings = {"bias": 0.1, "noise": 0.4, "gradient": np.eye(SIZE), "steps": 30, "horizon": horizon}
+    estimator = taught(make_group, "fused", rng, **settings)
     estimator.observe([])
     groups = groups_of(make_group, rng, 16)
     for group in groups:
@@ -161,7 +164,7 @@ def test_the_mix_minimises_the_squared_error_that_the_moments_predict(make_group
         noise = np.array([[ee, ep], [ep, pp]])
         rest = np.array([0.0, mix + (1 - mix) * control]) / 16
         anchor = rest + (1 - mix) * np.array([1.0, -control]) / 4
-        return mix**2 * metrics["squared_bias"] + 4 * anchor @ noise @ anchor + 12 * rest @ noise @ rest
+        return horizon * mix**2 * metrics["squared_bias"] + 4 * anchor @ noise @ anchor + 12 * rest @ noise @ rest
 
     best = min(
         (squared_error(mix, control), mix)
@@ -189,7 +192,8 @@ def test_without_gradients_fused_is_rectified_and_says_so(make_group, caplog):
 def test_order_and_score_scale_change_nothing(make_group, seed, name):
     def final(shift, scale, order):
         rng = np.random.default_rng(seed)
-        estimator = make_estimator(name, debias={"kind": "isotonic"})
+        more = {"horizon": horizon} if name == "fused" else {}
+    estimator = make_estimator(name, debias={"kind": "isotonic"}, **more)
         for step in range(4):
             groups = groups_of(make_group, rng, 4, bias=0.2, gradient=np.eye(SIZE))
             for group in groups:

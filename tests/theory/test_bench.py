@@ -86,7 +86,7 @@ def test_measured_jobs_are_kept_and_a_torn_line_is_measured_again(tmp_path):
     before = file.stat().st_mtime_ns
     assert run(tmp_path, jobs, workers=1, learning_steps=3, learning_rate=5.0) == summary
     assert file.stat().st_mtime_ns > before
-    assert [path.name for path in draw(summary, tmp_path)] == ["error_grid.png", "learning.png"]
+    assert [path.name for path in draw(summary, tmp_path)] == ["error_grid.png", "noise.png", "learning.png"]
     assert all(
         (tmp_path / name).read_bytes()[:4] == b"\x89PNG" for name in ("error_grid.png", "learning.png")
     )

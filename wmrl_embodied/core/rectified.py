@@ -60,10 +60,11 @@ class RectifiedEstimator:
 
     `fused` mixes in the plain predicted stream, biased but quiet, with the weight of least squared error
 
-        mix = (R - c) / (A + R - 2 c),  R = V_e / n - C^2 (1/n - 1/m) / V_p,  A = b^2 + V_p / m,  c = C / m
+        mix = (R - c) / (A + R - 2 c),  R = V_e / n - C^2 (1/n - 1/m) / V_p,  A = h b^2 + V_p / m,  c = C / m
 
     from the running moments of `StreamMoments`. They see the bias b only through `Trajectory.log_prob_gradient`;
-    without it `fused` stays `rectified`, and says so.
+    without it `fused` stays `rectified`, and says so. h is the
+    `horizon`: noise averages out over the steps of training and bias does not, so that over h steps it counts h times.
 
     Groups that are never executed (pi = 0, strategy `gate`) keep the bias that the map leaves them.
 
@@ -83,6 +84,7 @@ class RectifiedEstimator:
         standardize: bool = True,
         half_life: float = 64.0,
         min_groups: float = 8.0,
+        horizon: float = 1.0,
         debias: Mapping[str, Any] | None = None,
     ) -> None:
         """Start with the anchors alone.
@@ -94,6 +96,8 @@ class RectifiedEstimator:
                 the whole batch. (A standard deviation of each group by itself is not linear; the bias would stay.)
             half_life: anchor groups after which what was measured counts half.
             min_groups: anchor groups before predictions are used at all.
+            horizon: of `fused`, steps over which the error should be least. 1 is the least error of one step; about
+                the number of steps in which the policy changes little is better for training (docs/theory.md).
             debias: settings of `TaskMaps` and its `MonotoneMap`s.
 
         Raises:
@@ -103,7 +107,10 @@ class RectifiedEstimator:
             raise ValueError(
                 f"min_groups={min_groups}: must be above 2, the shrinkage of lambda divides by N - 2"
             )
+        if not 1 <= horizon < np.inf:
+            raise ValueError(f"horizon={horizon}: must be finite and at least 1 step")
         self.name = name
+        self._horizon = horizon
         self.map = TaskMaps(**(debias or {}))
         self.moments = StreamMoments(half_life)
         self._fuse = fuse
@@ -247,7 +254,7 @@ class RectifiedEstimator:
                 )
                 self._warned = True
             return control, 0.0
-        return control, _mix(known, [group.inclusion_probability for group in groups])
+        return control, _mix(known, [group.inclusion_probability for group in groups], self._horizon)
 
     def _scale(self, spreads: Sequence[float]) -> float:
         """What advantages are divided by; this step's own spread only before there was any other."""
@@ -284,7 +291,7 @@ def _correlation(variance: Mapping[str, float]) -> float:
     return float(np.clip(variance["ep"] / np.sqrt(product), -1, 1)) if product > 0 else 0.0
 
 
-def _mix(known: _Measured, inclusion: Sequence[float]) -> float:
+def _mix(known: _Measured, inclusion: Sequence[float], horizon: float) -> float:
     """Weight in [0, 1] of the plain predicted stream with the least squared error of the sum."""
     groups = len(inclusion)
     possible = [probability for probability in inclusion if probability > 0]
@@ -294,7 +301,7 @@ def _mix(known: _Measured, inclusion: Sequence[float]) -> float:
     rectified = variance["ee"] * one_anchor
     if variance["pp"] > 0:
         rectified -= variance["ep"] ** 2 * max(0.0, one_anchor - 1 / groups) / variance["pp"]
-    predicted = known.squared_bias + variance["pp"] / groups
+    predicted = horizon * known.squared_bias + variance["pp"] / groups
     common = variance["ep"] / groups
     curvature = predicted + rectified - 2 * common
     return float(np.clip((rectified - common) / curvature, 0, 1)) if curvature > 0 else 0.0

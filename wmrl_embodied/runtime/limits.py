@@ -148,6 +148,7 @@ LIMITS: dict[str, Number | Choice | Text | Switch | Listed] = {
     "correction.cross_fit": Switch(),
     "correction.half_life": _POSITIVE,
     "correction.min_groups": Number(2, above_low=True),
+    "correction.horizon": Number(1),
     "correction.debias.kind": Choice(tuple(FITS)),
     "correction.debias.half_life": Number(0, above_low=True, null=True),
     "correction.debias.shrink_pairs": Number(0, null=True),

@@ -18,11 +18,11 @@ from scipy import stats
 from tqdm import tqdm
 
 from wmrl_embodied.theory.bandit import BIASES
-from wmrl_embodied.theory.gradients import ESTIMATORS, Cell, measure
+from wmrl_embodied.theory.gradients import ESTIMATORS, PATIENT, Cell, measure
 from wmrl_embodied.theory.learning import train
 
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-LEARNERS = ("real", "real_small", "raw", "debias", "wmrl", "rectified", "fused")
+LEARNERS = ("real", "real_small", "raw", "debias", "wmrl", "rectified", "fused", PATIENT)
 _SINGLE = ("real_small", "predicted", "raw", "debias", "rectified")
 
 
@@ -52,10 +52,11 @@ def grid() -> list[Cell]:
 
 
 def learning_cells() -> list[Cell]:
-    """Where policies are trained: the monotone bias by strength, and each other kind."""
+    """Where policies are trained: the monotone bias by strength, each other kind, and one that drifts."""
     sharp = Cell(bias="monotone", noise=0.05)
     others = [replace(sharp, bias=bias) for bias in BIASES if bias != "monotone"]
-    return [replace(sharp, strength=strength) for strength in STRENGTHS] + others
+    drifting = replace(sharp, bias="context", drift=1.0)
+    return [*(replace(sharp, strength=strength) for strength in STRENGTHS), *others, drifting]
 
 
 def all_jobs(seeds: int) -> list[Job]:
@@ -68,7 +69,7 @@ def all_jobs(seeds: int) -> list[Job]:
         for learner in LEARNERS
         if cell.bias != "monotone"
         or cell.strength == 1.0
-        or learner in ("raw", "debias", "rectified", "fused")
+        or learner in ("raw", "debias", "rectified", "fused", PATIENT)
     ]
 
 

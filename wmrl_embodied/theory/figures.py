@@ -9,12 +9,16 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from wmrl_embodied.theory.gradients import ESTIMATORS
+from wmrl_embodied.theory.gradients import ESTIMATORS, PATIENT
 
 
 def draw(summary: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write error_grid.png and learning.png."""
-    figures = {"error_grid": _error_grid(summary), "learning": _learning(summary)}
+    """Write error_grid.png, noise.png and learning.png."""
+    figures = {
+        "error_grid": _error_grid(summary),
+        "noise": _noise(summary),
+        "learning": _learning(summary),
+    }
     paths = []
     for name, figure in figures.items():
         paths.append(folder / f"{name}.png")
@@ -44,12 +48,43 @@ def _label(cell: Mapping[str, Any]) -> str:
     return f"{cell['bias']}, {cell['anchors']} anchors, noise {cell['noise']}, success {cell['success_rate']}{drift}"
 
 
+def _noise(summary: Mapping[str, Any]) -> Figure:
+    """Variance of what mixes two streams over that of the executed one, against their ratio; unbiased models."""
+    figure = Figure(figsize=(6, 4))
+    axes = figure.subplots()
+    cells = [cell["estimators"] for cell in summary["cells"] if cell["cell"]["bias"] == "none"]
+    variance = {name: np.array([cell[name]["variance"][0] for cell in cells]) for name in ESTIMATORS}
+    executed = variance["real_small"]
+    ratio = variance["predicted"] / executed
+    for name, marker in (
+        ("mixed", "s"),
+        ("wmrl", "v"),
+        ("inverse_variance", "o"),
+        ("rectified", "^"),
+        ("fused", "D"),
+    ):
+        axes.loglog(ratio, variance[name] / executed, marker, label=name, alpha=0.8)
+    if len(cells):
+        x = np.geomspace(ratio.min() / 1.5, ratio.max() * 1.5, 50)
+        axes.loglog(x, x / (1 + x), "k:", label="1 / (1 + V_E / V_WM), best of independent streams")
+    axes.axhline(1, color="grey", linewidth=0.8)
+    axes.set(
+        xlabel="V_WM / V_E, predicted over executed stream of a step",
+        ylabel="variance over V_E",
+        title=f"Noise, unbiased models ({summary['seeds']} seeds)",
+    )
+    axes.legend(fontsize=7)
+    return figure
+
+
 def _learning(summary: Mapping[str, Any]) -> Figure:
-    """Where training ends against the bias of the model; and the way there, beside the 1/sqrt(T) of the bound."""
-    figure = Figure(figsize=(10, 4))
-    plateau, curve = figure.subplots(1, 2)
+    """Where training ends against the bias of the model; and the way there, beside the 1/sqrt(T) of the bound, with
+    the strongest monotone bias and with one that drifts.
+    """
+    figure = Figure(figsize=(14, 4))
+    plateau, curve, drift = figure.subplots(1, 3)
     monotone = [row for row in summary["learning"] if row["cell"]["bias"] == "monotone"]
-    for learner in ("raw", "debias", "rectified", "fused"):
+    for learner in ("raw", "debias", "rectified", "fused", PATIENT):
         rows = sorted((r for r in monotone if r["learner"] == learner), key=lambda r: r["squared_bias"])
         final = np.array([row["final"] for row in rows])
         x = [row["squared_bias"] for row in rows]
@@ -62,10 +97,16 @@ def _learning(summary: Mapping[str, Any]) -> Figure:
     )
     plateau.legend(fontsize=8)
     strongest = [row for row in monotone if row["cell"]["strength"] == 1.0]
-    for row in strongest:
-        curve.loglog(np.arange(1, len(row["curve"])), row["curve"][1:], label=row["learner"])
-    steps = np.arange(1, len(strongest[0]["curve"]))
-    curve.loglog(steps, strongest[0]["curve"][1] / np.sqrt(steps), "k:", label="1/√T, shape of the bound")
-    curve.set(xlabel="step T", ylabel="J* - J", title="Strongest monotone bias")
-    curve.legend(fontsize=7)
+    drifting = [row for row in summary["learning"] if row["cell"]["drift"]]
+    for axes, rows, title in (
+        (curve, strongest, "Strongest monotone bias"),
+        (drift, drifting, "Bias by context, drifting over the first 100 steps"),
+    ):
+        for row in rows:
+            axes.loglog(np.arange(1, len(row["curve"])), row["curve"][1:], label=row["learner"])
+        if rows:
+            steps = np.arange(1, len(rows[0]["curve"]))
+            axes.loglog(steps, rows[0]["curve"][1] / np.sqrt(steps), "k:", label="1/√T, shape of the bound")
+        axes.set(xlabel="step T", ylabel="J* - J", title=title)
+        axes.legend(fontsize=7)
     return figure

@@ -20,6 +20,9 @@ ESTIMATORS = (
 """Names of `correction=`, and two more: `predicted` is `raw` without the anchor groups, so that with `real_small` it
 makes the two streams that `mixed` adds up; `inverse_variance` is `denoise` with measured weights."""
 
+PATIENT = "fused, horizon 30"
+"""A learner that is no `correction=` of its own."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -61,6 +64,8 @@ def estimator(name: str) -> Estimator:
     settings: dict[str, Any] = {"standardize": False, "debias": {"kind": "isotonic"}}
     if name == "inverse_variance":
         return make_estimator("denoise", denoise={"kind": "variance"}, **settings)
+    if name == PATIENT:
+        return make_estimator("fused", horizon=30, **settings)
     return make_estimator("raw" if name == "predicted" else name, **settings)
 
 
