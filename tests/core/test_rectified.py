@@ -164,7 +164,11 @@ def test_the_mix_minimises_the_squared_error_that_the_moments_predict(make_group
         noise = np.array([[ee, ep], [ep, pp]])
         rest = np.array([0.0, mix + (1 - mix) * control]) / 16
         anchor = rest + (1 - mix) * np.array([1.0, -control]) / 4
-        return horizon * mix**2 * metrics["squared_bias"] + 4 * anchor @ noise @ anchor + 12 * rest @ noise @ rest
+        return (
+            horizon * mix**2 * metrics["squared_bias"]
+            + 4 * anchor @ noise @ anchor
+            + 12 * rest @ noise @ rest
+        )
 
     best = min(
         (squared_error(mix, control), mix)
@@ -192,8 +196,7 @@ def test_without_gradients_fused_is_rectified_and_says_so(make_group, caplog):
 def test_order_and_score_scale_change_nothing(make_group, seed, name):
     def final(shift, scale, order):
         rng = np.random.default_rng(seed)
-        more = {"horizon": horizon} if name == "fused" else {}
-    estimator = make_estimator(name, debias={"kind": "isotonic"}, **more)
+        estimator = make_estimator(name, debias={"kind": "isotonic"})
         for step in range(4):
             groups = groups_of(make_group, rng, 4, bias=0.2, gradient=np.eye(SIZE))
             for group in groups:

@@ -5,6 +5,7 @@ Knows one group at a time; which scores a group is judged by is decided elsewher
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,20 +51,22 @@ def group_advantages(
     Raises:
         ValueError: if `scores` is not one-dimensional.
     """
-    known_gaps = np.array([score is None for score in scores], dtype=bool)
+    numbers = isinstance(scores, np.ndarray) and scores.dtype != object
+    known_gaps = 0 if numbers else sum(score is None for score in scores)
     scores = np.asarray(scores, dtype=np.float64)
     if scores.ndim != 1:
         raise ValueError(f"scores {scores.shape}: one group at a time, (G,)")
     present = np.isfinite(scores)
-    missing = int((~present).sum())
-    if missing > known_gaps.sum():
+    missing = scores.size - int(np.count_nonzero(present))
+    if missing > known_gaps:
         # The text holds no counts, so that Python's filter shows it once per grader and not at every step.
         warnings.warn(f"{source}: NaN or infinite scores are treated as missing", stacklevel=2)
     values = np.full(scores.shape, np.nan)
     kept = scores[present]
     if kept.size < 2:
         return GroupAdvantages(values, "skipped", missing)
-    centred, std = kept - kept.mean(), kept.std()
+    centred = kept - kept.sum() / kept.size
+    std = math.sqrt(centred @ centred / kept.size)
     if std <= RELATIVE_TOLERANCE * max(1.0, np.abs(kept).max()):
         values[present] = 0.0
         return GroupAdvantages(values, "degenerate", missing)

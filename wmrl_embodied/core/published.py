@@ -126,15 +126,14 @@ class ArmEstimator:
         contributes = [np.zeros(len(group), dtype=bool) for group in groups]
         count = Counter(dict.fromkeys(_COUNTED, 0))
         missing, predicted_weights = 0, []
-        for group, values, used in zip(groups, advantages, contributes, strict=True):
+        calibrated = self._calibrated(groups)
+        for place, (group, values, used) in enumerate(zip(groups, advantages, contributes, strict=True)):
             stream = self._stream(group)
             count[stream] += 1
             if stream == "unused":
                 continue
             scores, grader = (
-                (group.executed, "grader")
-                if stream == "executed"
-                else (self.calibrate(group.predicted, group.context.task), "world model")
+                (group.executed, "grader") if stream == "executed" else (calibrated[place], "world model")
             )
             source = f"{grader} of task {group.context.task!r}"
             result = group_advantages(scores, self.standardize, self.eps, source)
@@ -173,6 +172,19 @@ class ArmEstimator:
         """Restore what `state_dict` returned; the settings stay those of the constructor."""
         self.map.load_state_dict(state["map"])
         self.anchor_weight.load_state_dict(state["anchor_weight"])
+
+    def _calibrated(self, groups: Sequence[Group]) -> list[np.ndarray]:
+        """Calibrated predicted scores of every group; one pass through the map for each task."""
+        found: list[np.ndarray] = [np.zeros(0)] * len(groups)
+        for task in dict.fromkeys(group.context.task for group in groups):
+            places = [place for place, group in enumerate(groups) if group.context.task == task]
+            own = [groups[place].predicted for place in places]
+            ends = np.cumsum([len(scores) for scores in own])[:-1]
+            for place, part in zip(
+                places, np.split(self.calibrate(np.concatenate(own), task), ends), strict=True
+            ):
+                found[place] = part
+        return found
 
     def _stream(self, group: Group) -> Literal["executed", "predicted", "unused"]:
         if self.executes_all or (self.uses_anchors and group.anchor):
