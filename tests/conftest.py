@@ -53,12 +53,10 @@ def scripted():
             self.actions = actions
             self.seen = []
 
-        def act(self, features, proprio, tokens, noise=None):
+        def act(self, features, proprio, tokens, noise=None, replay=None):
             self.seen.append((features.clone(), proprio.clone()))
-            return self.actions[:, len(self.seen) - 1].clone()
-
-        def log_prob(self, batch):
-            return torch.zeros(len(batch["action"]), batch["action"].shape[1] * batch["action"].shape[2])
+            action = self.actions[:, len(self.seen) - 1].clone()
+            return action, torch.zeros(action.shape[:2])
 
     return Scripted
 

@@ -193,11 +193,24 @@ class MiniVLAPolicy(PreTrainedPolicy):
             noise.append(correlation * noise[-1] + math.sqrt(1 - correlation**2) * innovation)
         return torch.stack(noise, 1)
 
-    def act(self, features: Tensor, proprio: Tensor, tokens: Tensor, noise: Tensor | None = None) -> Tensor:
-        """The actions to send, (B, K, A) within the limits; `noise` (B, K, A) in standard deviations."""
+    def act(
+        self,
+        features: Tensor,
+        proprio: Tensor,
+        tokens: Tensor,
+        noise: Tensor | None = None,
+        replay: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The actions to send, (B, K, A) within the limits, and their log-probability (B, K), nats.
+
+        `noise` (B, K, A) is in standard deviations; `replay` (B, K, A) is sent instead where it is not NaN.
+        """
         mean = self.action_mean(features, proprio, tokens)
         action = mean if noise is None else mean + self.config.action_std * noise
-        return action.clamp(-ACTION_LIMIT, ACTION_LIMIT)
+        action = action.clamp(-ACTION_LIMIT, ACTION_LIMIT)
+        if replay is not None:
+            action = torch.where(replay.isnan(), action, replay)
+        return action, clipped_gaussian_log_prob(action, mean, self.config.action_std).sum(-1)
 
     def log_prob(self, batch: dict[str, Tensor]) -> Tensor:
         """(B, C * K) log-probability of every action that was sent, nats; see the class for the batch."""
@@ -241,7 +254,7 @@ class MiniVLAPolicy(PreTrainedPolicy):
         """Deterministic chunk (B, K, A)."""
         self.eval()
         features = self.encode(batch[self.config.image_key])
-        return self.act(features, batch[OBS_STATE], batch[OBS_LANGUAGE_TOKENS])
+        return self.act(features, batch[OBS_STATE], batch[OBS_LANGUAGE_TOKENS])[0]
 
     @torch.no_grad()
     def select_action(self, batch: dict[str, Tensor], **_: object) -> Tensor:

@@ -62,7 +62,7 @@ def decisions(policy, attempts, chunks, seed=0, std=None):
     shape = policy.trunk.action_shape
     noise = torch.randn(attempts * chunks, *shape, generator=generator)
     with torch.no_grad():
-        action = policy.act(
+        action, _ = policy.act(
             features.flatten(0, 1), proprio.flatten(0, 1), tokens.repeat_interleave(chunks, 0), noise
         )
     return {
@@ -201,10 +201,29 @@ def test_actions_stay_within_the_limits_and_equal_noise_gives_equal_actions(poli
     arguments = (policy.encode(batch["observation.image"]), batch[OBS_STATE], batch[OBS_LANGUAGE_TOKENS])
     noise = 20 * torch.randn(4, 5, 4, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        sent = policy.act(*arguments, noise)
-        torch.testing.assert_close(policy.act(*arguments, noise), sent, rtol=0, atol=0)
-        torch.testing.assert_close(policy.act(*arguments), policy.act(*arguments, 0 * noise))
+        sent, _ = policy.act(*arguments, noise)
+        torch.testing.assert_close(policy.act(*arguments, noise)[0], sent, rtol=0, atol=0)
+        torch.testing.assert_close(policy.act(*arguments)[0], policy.act(*arguments, 0 * noise)[0])
     assert sent.abs().max() == 1
+
+
+def test_acting_says_what_log_prob_says_also_of_replayed_actions(policy):
+    attempts, chunks = 3, 2
+    batch = decisions(policy, attempts, chunks)
+    replay = batch["action"].clone()
+    replay[1] = torch.nan  # there the policy goes on by itself
+    with torch.no_grad():
+        sent, log_prob = policy.act(
+            batch["features"].flatten(0, 1),
+            batch["proprio"].flatten(0, 1),
+            batch["tokens"].repeat_interleave(chunks, 0),
+            None,
+            replay.flatten(0, 1),
+        )
+        expected = policy.log_prob({**batch, "action": sent.unflatten(0, (attempts, chunks))})
+    torch.testing.assert_close(log_prob.reshape(attempts, -1), expected, atol=1e-5, rtol=1e-5)
+    same = sent.unflatten(0, (attempts, chunks))[[0, 2]] == batch["action"][[0, 2]]
+    assert same.all() and not sent.isnan().any()
 
 
 def test_exploration_noise_is_standard_normal_and_correlated_as_configured():

@@ -61,16 +61,21 @@ class World(Protocol):
 class ActingPolicy(Protocol):
     """What a rollout asks of a policy."""
 
-    def act(self, features: Tensor, proprio: Tensor, tokens: Tensor, noise: Tensor | None = None) -> Tensor:
-        """The (N, K, A) actions to send; `noise` (N, K, A) in standard deviations, None means the mean action."""
+    def act(
+        self,
+        features: Tensor,
+        proprio: Tensor,
+        tokens: Tensor,
+        noise: Tensor | None = None,
+        replay: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The (N, K, A) actions to send and their (N, K) log-probabilities, nats. `noise` (N, K, A) is in standard
+        deviations, None means the mean action; `replay` (N, K, A) is sent instead where it is not NaN.
+        """
         ...
 
     def exploration_noise(self, size: int, chunks: int, generator: torch.Generator) -> Tensor:
         """(size, C * K, A), see `rollout`."""
-        ...
-
-    def log_prob(self, batch: dict[str, Tensor]) -> Tensor:
-        """(N, C * K) nats."""
         ...
 
 
@@ -102,17 +107,17 @@ def rollout(
     observation, already = world.start(contexts)
     running = ~already
     survival = torch.ones(1, len(contexts))
-    record: dict[str, list[Tensor]] = {name: [] for name in ("features", "proprio", "action", "mask")}
+    record: dict[str, list[Tensor]] = {
+        name: [] for name in ("features", "proprio", "action", "mask", "log_prob")
+    }
     for chunk in range(chunks):
-        action = policy.act(
+        action, log_prob = policy.act(
             observation.features,
             observation.proprio,
             observation.tokens,
             None if noise is None else noise.tensor_split(chunks, 1)[chunk],
+            None if replay is None else _chunk_of(replay, chunk),
         )
-        for row, trajectory in enumerate(replay or ()):
-            if chunk < len(trajectory.steps["action"]):
-                action[row] = trajectory.steps["action"][chunk]
         outcome = world.step(action, running)
         taken = torch.arange(action.shape[1]) < outcome.actions_taken[:, None]
         reached = survival.mean(0) * running
@@ -121,6 +126,7 @@ def rollout(
             ("proprio", observation.proprio),
             ("action", action),
             ("mask", reached[:, None] * taken),
+            ("log_prob", log_prob),
         ):
             record[name].append(value)
         survival = survival * (1 - outcome.hazard * running)
@@ -131,16 +137,14 @@ def rollout(
             break
     columns = {name: torch.stack(values, 1) for name, values in record.items()}
     success = 1 - survival
-    mask = columns.pop("mask")
-    batch = {**columns, "tokens": observation.tokens}
-    log_prob = policy.log_prob(batch)
+    mask, log_prob = columns.pop("mask"), columns.pop("log_prob")
     trajectories = []
     for row in range(len(contexts)):
         length = int((mask[row].sum(-1) > 0).sum())
         steps = {name: value[row, :length].clone() for name, value in columns.items()}
         trajectory = Trajectory(
             steps={**steps, "tokens": observation.tokens[row].clone()},
-            old_log_prob=log_prob[row, : length * mask.shape[-1]].clone(),
+            old_log_prob=log_prob[row, :length].flatten().clone(),
             mask=mask[row, :length].flatten().clone(),
             info={"already_successful": bool(already[row])},
         )
@@ -151,6 +155,14 @@ def rollout(
             trajectory.info["final_proprio"] = observation.proprio[row].numpy().copy()
         trajectories.append(trajectory)
     return trajectories
+
+
+def _chunk_of(replay: Sequence[Trajectory], chunk: int) -> Tensor:
+    """(N, K, A) that executed attempts sent then, NaN for those that had ended."""
+    nothing = torch.full_like(next(t.steps["action"][0] for t in replay if len(t.steps["action"])), torch.nan)
+    return torch.stack(
+        [t.steps["action"][chunk] if chunk < len(t.steps["action"]) else nothing for t in replay]
+    )
 
 
 def _with_score(trajectory: Trajectory, success: Tensor, predicts: bool) -> Trajectory:

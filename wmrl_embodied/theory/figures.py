@@ -50,7 +50,7 @@ def _label(cell: Mapping[str, Any]) -> str:
 
 def _noise(summary: Mapping[str, Any]) -> Figure:
     """Variance of what mixes two streams over that of the executed one, against their ratio; unbiased models."""
-    figure = Figure(figsize=(6, 4))
+    figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
     cells = [cell["estimators"] for cell in summary["cells"] if cell["cell"]["bias"] == "none"]
     variance = {name: np.array([cell[name]["variance"][0] for cell in cells]) for name in ESTIMATORS}
@@ -73,7 +73,7 @@ def _noise(summary: Mapping[str, Any]) -> Figure:
         ylabel="variance over V_E",
         title=f"Noise, unbiased models ({summary['seeds']} seeds)",
     )
-    axes.legend(fontsize=7)
+    figure.legend(fontsize=7, loc="outside right center")
     return figure
 
 
@@ -81,7 +81,7 @@ def _learning(summary: Mapping[str, Any]) -> Figure:
     """Where training ends against the bias of the model; and the way there, beside the 1/sqrt(T) of the bound, with
     the strongest monotone bias and with one that drifts.
     """
-    figure = Figure(figsize=(14, 4))
+    figure = Figure(figsize=(15, 4), layout="constrained")
     plateau, curve, drift = figure.subplots(1, 3)
     monotone = [row for row in summary["learning"] if row["cell"]["bias"] == "monotone"]
     for learner in ("raw", "debias", "rectified", "fused", PATIENT):
