@@ -86,6 +86,8 @@ def _learning(summary: Mapping[str, Any]) -> Figure:
     monotone = [row for row in summary["learning"] if row["cell"]["bias"] == "monotone"]
     for learner in ("raw", "debias", "rectified", "fused", PATIENT):
         rows = sorted((r for r in monotone if r["learner"] == learner), key=lambda r: r["squared_bias"])
+        if not rows:
+            continue
         final = np.array([row["final"] for row in rows])
         x = [row["squared_bias"] for row in rows]
         whiskers = [final[:, 0] - final[:, 1], final[:, 2] - final[:, 0]]

@@ -1,0 +1,39 @@
+"""Where executions go, from the command line: uncertain anchors, a share that adapts, and a budget that holds."""
+
+import json
+
+import pytest
+
+
+@pytest.mark.usefixtures("one_pool")
+def test_a_budget_is_spent_where_the_world_model_is_unsure_and_what_is_left_is_said(
+    command, policy, tiny, logs, tmp_path
+):
+    run = tmp_path / "run"
+    settings = [
+        "anchors.strategy=uncertain",
+        "anchors.fraction=auto",
+        "anchors.budget=57",
+        "correction=fused",
+        "correction.horizon=10",
+        "correction.debias.shrink_pairs=50",
+    ]
+    result = command("train", *tiny.train, policy, *settings, f"output_dir={run}")
+    assert result.code == 0, result.err
+    rows = logs.lines(run, "metrics")
+    assert rows[0]["executions"] == 32  # the warm-up
+    assert rows[-1]["executions"] <= 57 - 1 and rows[-1]["budget_left"] == 57 - rows[-1]["executions"]
+    assert f"{rows[-1]['executions']} executions, {rows[-1]['budget_left']} of the budget left" in result.out
+    assert all({"anchors/share", "anchors/correlation", "anchors/cost_ratio"} <= row.keys() for row in rows)
+    # All groups of a step after the first are imagined, to see where the world model is unsure.
+    assert rows[-1]["imagined"] == 3 * 32
+    pairs = [json.loads(line) for line in (run / "pairs.jsonl").read_text().splitlines()]
+    assert all(v is not None for row in pairs for v in row["predicted_variance"])
+
+
+def test_a_strategy_that_does_not_exist_is_named_before_anything_starts(command, policy, tmp_path):
+    result = command("train", policy, "anchors.strategy=unsure", f"output_dir={tmp_path / 'run'}")
+    assert (
+        result.code == 2 and "anchors.strategy=unsure: must be one of random, uncertain, gate" in result.err
+    )
+    assert not (tmp_path / "run").exists()
