@@ -98,6 +98,8 @@ def test_comparison_with_the_baseline(summary):
     # Seeds of 8, 9, 9 against 8, 8, 8: (1/2 + 1 + 1) / 3 on either task.
     assert comparison["probability_of_improvement"]["value"] == pytest.approx(2.5 / 3)
     assert comparison["paired_difference"]["value"] == pytest.approx(2 / 30)
+    (pair,) = summary["pairs"]
+    assert (pair["arm"], pair["against"], pair["value"]) == ("wmrl", "real", pytest.approx(2 / 30))
 
 
 def test_success_at_equal_budget(summary):

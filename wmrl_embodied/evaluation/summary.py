@@ -6,6 +6,7 @@ The report and summary.json both come from this dict, so that they cannot disagr
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -88,6 +89,7 @@ def summarise_runs(
     summary["baseline"] = BASELINE if BASELINE in arms else None
     summary["comparisons"] = summariser.comparisons(arms)
     summary["equal_executions"] = summariser.equal_executions(arms)
+    summary["pairs"] = summariser.pairs(arms)
     _add_executions_to_reach(summary)
     summary["missing"] = _missing(arms, summary)
     return _plain(summary)
@@ -211,11 +213,7 @@ class _Summariser:
         """Every other arm against the baseline, at each one's last evaluation."""
         if BASELINE not in arms:
             return []
-        finals = {
-            name: [f for f in (_final(run, HELD_OUT, self.deterministic) for run in runs) if f]
-            for name, runs in arms.items()
-        }
-        found = []
+        finals, found = self._finals(arms), []
         for name in arms:
             if name == BASELINE or not finals[name] or not finals[BASELINE]:
                 continue
@@ -230,6 +228,20 @@ class _Summariser:
                 }
             )
         return found
+
+    def pairs(self, arms: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
+        """Paired difference of every two arms on the same states, at each one's last evaluation."""
+        finals = {name: policies for name, policies in self._finals(arms).items() if policies}
+        return [
+            {"arm": one, "against": other, **self._paired(finals[one], finals[other])}
+            for one, other in itertools.combinations(finals, 2)
+        ]
+
+    def _finals(self, arms: Mapping[str, Sequence[Run]]) -> dict[str, list[list[Evaluation]]]:
+        return {
+            name: [f for f in (_final(run, HELD_OUT, self.deterministic) for run in runs) if f]
+            for name, runs in arms.items()
+        }
 
     def equal_executions(self, arms: Mapping[str, Sequence[Run]]) -> dict[str, Any] | None:
         """Success of every arm at the largest number of real executions that all runs reached."""
