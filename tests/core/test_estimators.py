@@ -5,6 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -292,3 +293,17 @@ def test_a_gate_out_of_range_is_named_in_every_arm(name):
 def test_a_wrong_kind_of_map_is_named_in_every_estimator(name):
     with pytest.raises(ValueError, match="kind='spline'"):
         make_estimator(name, debias={"kind": "spline"})
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_the_state_of_a_run_is_read_back_as_weights_only(make_group, name, tmp_path):
+    """As a checkpoint is: numpy's scalars, which JSON lets pass, are refused there."""
+    estimator = make_estimator(name)
+    for step in range(12):
+        group = make_group([0, 1, 1], [0.2, 0.5, 0.6], index=step)
+        for trajectory in group.trajectories:
+            trajectory.log_prob_gradient = np.ones(2)
+        estimator.observe([group, make_group([0, 1], [0.4, 0.1])])
+    torch.save(estimator.state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert state == estimator.state_dict()

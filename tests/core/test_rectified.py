@@ -255,3 +255,70 @@ def test_a_restored_estimator_goes_on_as_the_old_one(make_group):
 def test_min_groups_has_a_limit():
     with pytest.raises(ValueError, match="min_groups=2: must be above 2"):
         make_estimator("rectified", min_groups=2)
+
+
+def test_a_memory_replays_earlier_anchors_with_their_share(make_group):
+    """Without a model, memory 1/2: this step's anchors weigh 4/7, those before 2/7 and 1/7."""
+    estimator = make_estimator("rectified", memory=0.5, standardize=False)
+    steps = [[make_group([0, 1], index=step)] for step in range(3)]
+    for (group,) in steps:
+        group.inclusion_probability = 0.5
+        estimator.observe([group])
+    result = estimator.advantages(steps[-1])
+    np.testing.assert_allclose(result.advantages[0], np.array([-1, 1]) / 0.5 * 4 / 7)
+    assert [group.context.index for group, _ in result.replayed] == [1, 0]
+    for (_, values), share in zip(result.replayed, (2 / 7, 1 / 7), strict=True):
+        np.testing.assert_allclose(values, np.array([-1, 1]) / 0.5 * share)
+    # A step without anchors leaves the rectifier to those before.
+    estimator.observe([])
+    shares = [values[1] / 2 for _, values in estimator.advantages([]).replayed]
+    np.testing.assert_allclose(shares, [4 / 7, 2 / 7, 1 / 7])
+
+
+def test_without_a_memory_nothing_is_replayed(make_group):
+    estimator = taught(make_group, "fused", np.random.default_rng(0), gradient=np.eye(SIZE))
+    assert not estimator.advantages([]).replayed
+    with pytest.raises(ValueError, match="memory=1"):
+        make_estimator("fused", memory=1.0)
+
+
+def test_a_memory_of_a_policy_at_rest_leaves_less_noise_and_no_bias(make_group):
+    rng = np.random.default_rng(3)
+
+    def total(memory, draws=400):
+        estimator, found = make_estimator("rectified", memory=memory, standardize=False), []
+        for _ in range(draws):
+            groups = groups_of(make_group, rng, 6, bias=0.5, noise=0.3)
+            for group in groups:
+                group.inclusion_probability = 0.5
+                group.anchor = False
+            for group in groups[:3]:
+                group.anchor = True
+            estimator.observe(groups[:3])
+            result = estimator.advantages(groups)
+            found.append(sum([*result.advantages, *(values for _, values in result.replayed)]))
+        return np.array(found[50:])
+
+    plain, averaged = total(0.0), total(0.8)
+    assert averaged.var(axis=0).sum() < 0.5 * plain.var(axis=0).sum()
+    error = np.sqrt(plain.var(axis=0) / len(plain))
+    assert (np.abs(averaged.mean(axis=0) - plain.mean(axis=0)) < 5 * error).all()
+
+
+def test_a_memory_survives_a_checkpoint(make_group, tmp_path):
+    import torch
+
+    one, other = (make_estimator("fused", memory=0.5) for _ in range(2))
+    rng = np.random.default_rng(4)
+    for _ in range(10):
+        one.observe(groups_of(make_group, rng, 4))
+    torch.save(one.state_dict(), tmp_path / "state.pt")
+    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    new = groups_of(make_group, rng, 4)
+    for estimator in (one, other):
+        estimator.observe(new)
+    first, second = one.advantages(new), other.advantages(new)
+    np.testing.assert_array_equal(first.advantages, second.advantages)
+    assert len(first.replayed) == len(second.replayed) == 4 * 6  # 2^-6 is above 1 %
+    for (_, values), (_, same) in zip(first.replayed, second.replayed, strict=True):
+        np.testing.assert_array_equal(values, same)

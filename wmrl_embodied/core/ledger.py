@@ -147,7 +147,9 @@ class Ledger:
         if self._lines is None:
             raise ValueError(f"ledger {self.folder}: {'read-only' if self.read_only else 'closed'}")
         names = (f"group-{number:08d}.safetensors" for number in itertools.count(self._next))
-        packed = [_pack(step, group, name, seed, cost) for group, name in zip(groups, names, strict=False)]
+        packed = [
+            pack_group(step, group, name, seed, cost) for group, name in zip(groups, names, strict=False)
+        ]
         added = [(record, json.dumps(record, allow_nan=False)) for record, _ in packed]
         try:
             for (record, text), (_, tensors) in zip(added, packed, strict=True):
@@ -171,7 +173,7 @@ class Ledger:
     def groups(self, step: int | None = None) -> Iterator[Group]:
         """Recorded groups, of one step or of all, in the order of execution; tensors on the CPU."""
         for record in self.records(step):
-            yield _unpack(record, load_file(self.folder / record["file"]))
+            yield unpack_group(record, load_file(self.folder / record["file"]))
 
     def ensure_space(self, size: int) -> None:
         """Check before an execution that its record will fit.
@@ -329,7 +331,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _pack(
+def pack_group(
     step: int, group: Group, file: str, seed: int | None, cost: float | None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The record of a group in JSON's types, and its tensors by name."""
@@ -359,7 +361,8 @@ def _pack(
     return record, tensors
 
 
-def _unpack(record: dict[str, Any], tensors: dict[str, Tensor]) -> Group:
+def unpack_group(record: dict[str, Any], tensors: dict[str, Tensor]) -> Group:
+    """What `pack_group` packed."""
     steps: list[dict[str, Tensor]] = [{} for _ in record["executed"]]
     for name, value in tensors.items():
         member, kind, *rest = name.split("/", 2)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wmrl_embodied.core.advantages import group_advantages
+from wmrl_embodied.core.ledger import pack_group, unpack_group
 from wmrl_embodied.core.streams import StreamMoments
 from wmrl_embodied.core.task_maps import TaskMaps, pairs_by_task
 from wmrl_embodied.core.types import Group
@@ -66,6 +67,10 @@ class RectifiedEstimator:
     without it `fused` stays `rectified`, and says so. h is the
     `horizon`: noise averages out over the steps of training and bias does not, so that over h steps it counts h times.
 
+    With a `memory` a, the rectifier is a running average: the anchors of k steps ago are learned from again, by their
+    old log-probabilities, with the share a^k / sum_k a^k of the second sum. Less noise, but as far as the policy or
+    the world model moved since, the bias of a stale rectifier.
+
     Groups that are never executed (pi = 0, strategy `gate`) keep the bias that the map leaves them.
 
     Attributes:
@@ -85,6 +90,7 @@ class RectifiedEstimator:
         half_life: float = 64.0,
         min_groups: float = 8.0,
         horizon: float = 1.0,
+        memory: float = 0.0,
         debias: Mapping[str, Any] | None = None,
     ) -> None:
         """Start with the anchors alone.
@@ -98,6 +104,7 @@ class RectifiedEstimator:
             min_groups: anchor groups before predictions are used at all.
             horizon: of `fused`, steps over which the error should be least. 1 is the least error of one step; about
                 the number of steps in which the policy changes little is better for training (docs/theory.md).
+            memory: see the class; in [0, 1), 0 is off. Steps whose share is below 1 % of the newest are forgotten.
             debias: settings of `TaskMaps` and its `MonotoneMap`s.
 
         Raises:
@@ -109,7 +116,12 @@ class RectifiedEstimator:
             )
         if not 1 <= horizon < np.inf:
             raise ValueError(f"horizon={horizon}: must be finite and at least 1 step")
+        if not 0 <= memory < 1:
+            raise ValueError(f"memory={memory}: must be at least 0 and below 1")
         self.name = name
+        self._memory = memory
+        self._remembers = int(np.log(0.01) / np.log(memory)) if memory else 0  # steps
+        self._steps: list[list[Group]] = []  # anchors of this step and of those before it, the newest first
         self._horizon = horizon
         self.map = TaskMaps(**(debias or {}))
         self.moments = StreamMoments(half_life)
@@ -142,6 +154,7 @@ class RectifiedEstimator:
                 self._squares += spread**2
                 self._squares_weight += 1
         self._pending = pairs_by_task(anchor_groups)
+        self._steps = [list(anchor_groups), *self._steps[: self._remembers]]
 
     def calibrate(self, predicted: ArrayLike, task: str = "") -> np.ndarray:
         """Predicted scores through the map; NaN stays NaN."""
@@ -153,7 +166,8 @@ class RectifiedEstimator:
         Args:
             groups: groups of any sizes; those with `anchor` set were executed, with their inclusion probability.
         """
-        control, mix = self._coefficients(groups)
+        shares = self._shares()
+        control, mix = self._coefficients(groups, float(shares @ shares))
         streams = [self._streams(group, group.anchor) for group in groups]
         scale = self._scale([spread for *_, spread in streams])
         values, contributes = [], []
@@ -163,10 +177,10 @@ class RectifiedEstimator:
             value = np.zeros(len(group))
             if predicted is not None:
                 # An anchor is rectified: its prediction's weight in the sum over all groups is taken off again.
-                own = 1 - 1 / group.inclusion_probability if group.anchor else 1.0
+                own = 1 - shares[0] / group.inclusion_probability if group.anchor else 1.0
                 value += (mix + (1 - mix) * control * own) * predicted / scale
             if executed is not None:
-                value += (1 - mix) * executed / (group.inclusion_probability * scale)
+                value += (1 - mix) * shares[0] * executed / (group.inclusion_probability * scale)
             if executed is None and predicted is None:
                 count["skipped"] += 1
             elif not value.any():
@@ -192,11 +206,24 @@ class RectifiedEstimator:
             **{f"variance_{pair}": value for pair, value in self._measured.variance.items()},
             **{f"map/{key}": value for key, value in self.map.metrics().items()},
         }
-        return Weighted(values, contributes, metrics)
+        replayed = []
+        for share, past in zip(shares[1:], self._steps[1:], strict=False):
+            for group in past:
+                executed, predicted, _ = self._streams(group, True)
+                if executed is not None:
+                    error = executed - (0.0 if predicted is None else control * predicted)
+                    replayed.append(
+                        (group, (1 - mix) * share * error / (group.inclusion_probability * scale))
+                    )
+        return Weighted(values, contributes, metrics, replayed)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that was measured, in JSON's types."""
+        """All that was measured, in JSON's types; with a memory also tensors of the anchors that are kept."""
         return {
+            "memory": [
+                [pack_group(0, group, "", None, None) for group in step]
+                for step in self._steps[: self._remembers]
+            ],
             "map": self.map.state_dict(),
             "moments": self.moments.state_dict(),
             "squares": [self._squares, self._squares_weight],
@@ -212,6 +239,7 @@ class RectifiedEstimator:
             task: (np.array(predicted), np.array(executed))
             for task, (predicted, executed) in state["pending"].items()
         }
+        self._steps = [[unpack_group(*packed) for packed in step] for step in state["memory"]]
         self._measured = self._measure()
 
     def _streams(self, group: Group, anchor: bool) -> tuple[np.ndarray | None, np.ndarray | None, float]:
@@ -233,8 +261,15 @@ class RectifiedEstimator:
             predicted[scored], predicted[~scored] = control, 0.0
         return executed, None if control is None else predicted, float(np.std(group.executed[scored]))
 
-    def _coefficients(self, groups: Sequence[Group]) -> tuple[float, float]:
-        """`control` (lambda) and `mix` of the class's equations."""
+    def _shares(self) -> np.ndarray:
+        """Of this step's anchors in the rectifier, and of those of the steps before it."""
+        shares = np.array([self._memory**age * bool(step) for age, step in enumerate(self._steps)])
+        return shares / shares.sum() if shares.any() else np.ones(1)
+
+    def _coefficients(self, groups: Sequence[Group], averaging: float) -> tuple[float, float]:
+        """`control` (lambda) and `mix` of the class's equations; `averaging` is what a memory leaves of the variance
+        of a mean over anchors.
+        """
         known = self._measured
         if known.groups < self._min_groups:
             return 0.0, 0.0
@@ -254,7 +289,9 @@ class RectifiedEstimator:
                 )
                 self._warned = True
             return control, 0.0
-        return control, _mix(known, [group.inclusion_probability for group in groups], self._horizon)
+        return control, _mix(
+            known, [group.inclusion_probability for group in groups], self._horizon, averaging
+        )
 
     def _scale(self, spreads: Sequence[float]) -> float:
         """What advantages are divided by; this step's own spread only before there was any other."""
@@ -291,13 +328,13 @@ def _correlation(variance: Mapping[str, float]) -> float:
     return float(np.clip(variance["ep"] / np.sqrt(product), -1, 1)) if product > 0 else 0.0
 
 
-def _mix(known: _Measured, inclusion: Sequence[float], horizon: float) -> float:
+def _mix(known: _Measured, inclusion: Sequence[float], horizon: float, averaging: float) -> float:
     """Weight in [0, 1] of the plain predicted stream with the least squared error of the sum."""
     groups = len(inclusion)
     possible = [probability for probability in inclusion if probability > 0]
     if not possible:
         return 1.0
-    variance, one_anchor = known.variance, float(np.mean(np.reciprocal(possible))) / groups
+    variance, one_anchor = known.variance, averaging * float(np.mean(np.reciprocal(possible))) / groups
     rectified = variance["ee"] * one_anchor
     if variance["pp"] > 0:
         rectified -= variance["ep"] ** 2 * max(0.0, one_anchor - 1 / groups) / variance["pp"]

@@ -73,7 +73,7 @@ class StreamMoments:
         Raises:
             ValueError: the gradient has another size than those before.
         """
-        size = len(executed)
+        size, weight = len(executed), float(weight)  # numpy's float64 is none of JSON's types
         if gradient is None:
             vectors = {"e": executed / size, "p": predicted / size}
         else:

@@ -161,12 +161,13 @@ class Trainer:
         with _timed(seconds, "correction"):
             self.estimator.observe(executed)
             weighted = self.estimator.advantages(groups)
+        learned_from = [*zip(groups, weighted.advantages, strict=True), *weighted.replayed]
         with _timed(seconds, "policy"):
             policy_metrics = update_policy(
                 self.policy,
                 self.reference,
-                [trajectory for group in groups for trajectory in group.trajectories],
-                np.concatenate(weighted.advantages) if groups else np.zeros(0),
+                [trajectory for group, _ in learned_from for trajectory in group.trajectories],
+                np.concatenate([np.zeros(0), *(values for _, values in learned_from)]),
                 self.optimizer,
                 self.update,
                 generator(self.seed, step, "minibatches"),

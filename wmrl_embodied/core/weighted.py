@@ -6,7 +6,7 @@ Knows no estimator; the published ones are in `published.py`, ours in `rectified
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,11 +23,13 @@ class Weighted:
         advantages: for each group (G,) weighted advantages, never NaN; 0 for who does not contribute.
         contributes: for each group (G,) bool, the members that carry a score in a group with a gradient.
         metrics: counts and weights, for the log.
+        replayed: groups of earlier steps to learn from again in this one, each with (G,) advantages.
     """
 
     advantages: list[np.ndarray]
     contributes: list[np.ndarray]
     metrics: dict[str, float]
+    replayed: list[tuple[Group, np.ndarray]] = field(default_factory=list)
 
 
 class Estimator(Protocol):

@@ -149,6 +149,7 @@ LIMITS: dict[str, Number | Choice | Text | Switch | Listed] = {
     "correction.half_life": _POSITIVE,
     "correction.min_groups": Number(2, above_low=True),
     "correction.horizon": Number(1),
+    "correction.memory": Number(0, 0.99),
     "correction.debias.kind": Choice(tuple(FITS)),
     "correction.debias.half_life": Number(0, above_low=True, null=True),
     "correction.debias.shrink_pairs": Number(0, null=True),

@@ -18,11 +18,11 @@ from scipy import stats
 from tqdm import tqdm
 
 from wmrl_embodied.theory.bandit import BIASES
-from wmrl_embodied.theory.gradients import ESTIMATORS, PATIENT, Cell, measure
+from wmrl_embodied.theory.gradients import AVERAGED, ESTIMATORS, PATIENT, Cell, measure
 from wmrl_embodied.theory.learning import train
 
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-LEARNERS = ("real", "real_small", "raw", "debias", "wmrl", "rectified", "fused", PATIENT)
+LEARNERS = ("real", "real_small", "raw", "debias", "wmrl", "rectified", "fused", PATIENT, AVERAGED)
 _SINGLE = ("real_small", "predicted", "raw", "debias", "rectified")
 
 

@@ -20,8 +20,8 @@ ESTIMATORS = (
 """Names of `correction=`, and two more: `predicted` is `raw` without the anchor groups, so that with `real_small` it
 makes the two streams that `mixed` adds up; `inverse_variance` is `denoise` with measured weights."""
 
-PATIENT = "fused, horizon 30"
-"""A learner that is no `correction=` of its own."""
+PATIENT, AVERAGED = "fused, horizon 30", "rectified, memory 0.8"
+"""Learners that are no `correction=` of their own."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,8 @@ def estimator(name: str) -> Estimator:
         return make_estimator("denoise", denoise={"kind": "variance"}, **settings)
     if name == PATIENT:
         return make_estimator("fused", horizon=30, **settings)
+    if name == AVERAGED:
+        return make_estimator("rectified", memory=0.8, **settings)
     return make_estimator("raw" if name == "predicted" else name, **settings)
 
 
@@ -83,6 +85,8 @@ def gradient(estimate: Estimator, groups: Sequence[Group]) -> np.ndarray:
         size = len(group)
         own = 1.0 if estimate.name in ("rectified", "fused") else size / (size - 1)
         result += own * advantages @ group.log_prob_gradient / size
+    for group, advantages in weighted.replayed:
+        result += advantages @ group.log_prob_gradient / len(group)
     return result / total
 
 
