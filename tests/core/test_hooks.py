@@ -94,6 +94,7 @@ def test_the_budget_of_a_corrector():
         (lambda c: c(np.zeros((2, 3)), np.zeros((2, 3))), r"call choose\(2\) first"),
         (lambda c: RewardCorrector("wrml"), "wmrl"),
         (lambda c: RewardCorrector("wmrl", AnchorSchedule("auto")), "fraction=auto"),
+        (lambda c: RewardCorrector("fused", memory=0.5), "memory=0.5"),
         (lambda c: AnchoredReward(None, None, 1), "group_size=1"),
     ],
 )

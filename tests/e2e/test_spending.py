@@ -16,6 +16,7 @@ def test_a_budget_is_spent_where_the_world_model_is_unsure_and_what_is_left_is_s
         "anchors.budget=57",
         "correction=fused",
         "correction.horizon=10",
+        "correction.memory=0.5",
         "correction.debias.shrink_pairs=50",
     ]
     result = command("train", *tiny.train, policy, *settings, f"output_dir={run}")
@@ -29,6 +30,10 @@ def test_a_budget_is_spent_where_the_world_model_is_unsure_and_what_is_left_is_s
     assert rows[-1]["imagined"] == 3 * 32
     pairs = [json.loads(line) for line in (run / "pairs.jsonl").read_text().splitlines()]
     assert all(v is not None for row in pairs for v in row["predicted_variance"])
+
+    result = command("train", f"resume={run}", "steps=5")
+    assert result.code == 0, result.err
+    assert len(logs.lines(run, "metrics")) == 5 and logs.lines(run, "metrics")[:4] == rows
 
 
 def test_a_strategy_that_does_not_exist_is_named_before_anything_starts(command, policy, tmp_path):

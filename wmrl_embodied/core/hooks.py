@@ -68,6 +68,10 @@ class RewardCorrector:
         self.schedule = schedule or AnchorSchedule(0.1)
         if self.schedule.fraction == "auto":
             raise ValueError("fraction=auto: only the trainer measures costs; give RewardCorrector a number")
+        if settings.get("memory"):
+            raise ValueError(
+                f"memory={settings['memory']}: arrays of one step cannot carry earlier anchors; use Trainer"
+            )
         self.seed = seed
         self.step = 0
         self.executions = 0
