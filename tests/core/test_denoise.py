@@ -160,3 +160,27 @@ def test_variance_weight_is_limited_and_skips_groups_without_two_scores():
 def test_unknown_kind_of_weight_says_what_was_meant():
     with pytest.raises(ValueError, match="varience"):
         make_anchor_weight("varience")
+
+
+def test_correlation_weight_by_hand():
+    weight = make_anchor_weight("correlation", min_observations=2)
+    one = _group([0.0, 0.5, 1.0], [0.0, 1.0, 0.5])  # correlation 1/2
+    weight.observe_groups([one], _as_it_is)
+    assert weight.weight == 1.0
+    weight.observe_groups([one], _as_it_is)
+    assert weight.weight == pytest.approx(2.0) and weight.metrics()["kappa"] == pytest.approx(0.5)
+    other = make_anchor_weight("correlation", min_observations=2)
+    other.load_state_dict(json.loads(json.dumps(weight.state_dict())))
+    assert other.weight == weight.weight
+
+
+@pytest.mark.parametrize("predicted", [[1.0, 0.5, 0.0], [0.3, 0.3, 0.3]])
+def test_correlation_weight_of_a_wrong_or_silent_model_is_the_limit(predicted):
+    weight = make_anchor_weight("correlation", min_observations=1, max_weight=3.0)
+    weight.observe_groups([_group([0.0, 0.5, 1.0], predicted)], _as_it_is)
+    assert weight.weight == pytest.approx(3.0)
+    dead = make_anchor_weight("correlation", min_observations=1)
+    dead.observe_groups([_group([1.0, 1.0, 1.0], predicted)], _as_it_is)
+    assert dead.weight == 1.0  # nothing to compare with
+    with pytest.raises(ValueError, match="max_weight=0.5"):
+        make_anchor_weight("correlation", max_weight=0.5)

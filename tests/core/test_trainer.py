@@ -284,7 +284,8 @@ def test_the_share_adapts_to_costs_and_correlation(build):
     assert rows[-1]["anchors/correlation"] == pytest.approx(1)
     assert rows[-1]["anchors/share"] == pytest.approx(0, abs=1e-3)  # a perfect model
     assert rows[-1]["executions"] == 12 * 8  # and the floor
-    share.load_state_dict({**share.state_dict(), "moments": {"ee": 1.0, "pp": 1.0, "ep": 0.0}})
+    useless = {"moments": {"ee": 1.0, "pp": 1.0, "ep": 0.0}, "groups": 99}
+    share.load_state_dict({**share.state_dict(), "correlation": useless})
     assert share.share == 1.0
 
 

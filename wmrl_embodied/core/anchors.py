@@ -6,6 +6,7 @@ that to stay unbiased.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wmrl_embodied.core.choices import unknown
+from wmrl_embodied.core.streams import GroupCorrelation
 
 STRATEGIES = ("random", "uncertain", "gate")
 
@@ -208,25 +210,14 @@ class ShareRule:
             half_life: groups after which what was measured counts half.
             min_groups: see above.
         """
-        self._start, self._decay, self._min_groups = start, 2 ** (-1 / half_life), min_groups
-        self._moments = {"ee": 0.0, "pp": 0.0, "ep": 0.0}
-        self._groups = 0
+        self._start, self._min_groups = start, min_groups
+        self._correlation = GroupCorrelation(half_life)
         self.seconds = {"execute": 0.0, "imagine": 0.0}
         self.attempts = {"execute": 0, "imagine": 0}
 
-    def observe(self, executed: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    def observe(self, executed: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
         """Count in (predicted, executed) scores (G,) of the groups of one step."""
-        fade = self._decay ** len(executed)
-        self._moments = {pair: value * fade for pair, value in self._moments.items()}
-        for predicted, truth in executed:
-            both = np.isfinite(predicted) & np.isfinite(truth)
-            p, e = predicted[both], truth[both]
-            if len(e) < 2 or np.ptp(e) == 0:
-                continue
-            p, e = p - p.mean(), e - e.mean()
-            self._groups += 1
-            for pair, value in (("ee", e @ e), ("pp", p @ p), ("ep", e @ p)):
-                self._moments[pair] += float(value)
+        self._correlation.observe(executed)
 
     def spend(self, part: Literal["execute", "imagine"], seconds: float, attempts: int) -> None:
         """Count in what a step's executing or imagining took."""
@@ -236,8 +227,7 @@ class ShareRule:
     @property
     def correlation(self) -> float:
         """rho, see the class; 0 while unknown."""
-        product = self._moments["ee"] * self._moments["pp"]
-        return float(np.clip(self._moments["ep"] / np.sqrt(product), -1, 1)) if product > 0 else 0.0
+        return self._correlation.value
 
     @property
     def cost_ratio(self) -> float:
@@ -253,7 +243,7 @@ class ShareRule:
     @property
     def share(self) -> float:
         """Of the groups to execute, in [0, 1]."""
-        if self._groups < self._min_groups or not np.isfinite(self.cost_ratio):
+        if self._correlation.groups < self._min_groups or not np.isfinite(self.cost_ratio):
             return self._start
         squared = max(self.correlation, 0.0) ** 2
         return min(1.0, float(np.sqrt((1 - squared) / (self.cost_ratio * squared)))) if squared else 1.0
@@ -265,13 +255,12 @@ class ShareRule:
     def state_dict(self) -> dict[str, Any]:
         """State in JSON's types."""
         return {
-            "moments": dict(self._moments),
-            "groups": self._groups,
+            "correlation": self._correlation.state_dict(),
             "seconds": dict(self.seconds),
             "attempts": dict(self.attempts),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; the settings stay those of the constructor."""
-        self._moments, self._groups = dict(state["moments"]), int(state["groups"])
+        self._correlation.load_state_dict(state["correlation"])
         self.seconds, self.attempts = dict(state["seconds"]), dict(state["attempts"])

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from wmrl_embodied.core.advantages import group_advantages
 from wmrl_embodied.core.choices import unknown
-from wmrl_embodied.core.streams import StreamMoments
+from wmrl_embodied.core.streams import GroupCorrelation, StreamMoments
 from wmrl_embodied.core.types import Group
 
 Calibrate = Callable[[ArrayLike, str], np.ndarray]
@@ -231,8 +231,64 @@ class VarianceWeight:
         self.observations = int(state["observations"])
 
 
-AnchorWeight = DisagreementWeight | VarianceWeight
-WEIGHTS = ("disagreement", "variance")
+class CorrelationWeight:
+    """Anchor weight 1 / kappa, kappa the correlation of calibrated and executed scores inside anchor groups.
+
+    A standardised predicted advantage is about kappa A_E + sqrt(1 - kappa^2) noise: as much variance as an executed
+    one, kappa times the signal. The error of their sum is least with weights proportional to signal over variance, 1
+    for an anchor and kappa for a prediction. Needs no tuned target, and no gradients.
+    """
+
+    def __init__(self, half_life: float = 64.0, min_observations: int = 32, max_weight: float = 4.0) -> None:
+        """Start at weight 1.
+
+        Args:
+            half_life: groups after which an observation counts half.
+            min_observations: groups that differ inside before the weight is anything but 1.
+            max_weight: upper limit of the weight, also that of a model that is wrong or says nothing.
+
+        Raises:
+            ValueError: for a number out of range.
+        """
+        if min_observations < 1:
+            raise ValueError(f"min_observations={min_observations}: must be at least 1")
+        if not max_weight >= 1:
+            raise ValueError(f"max_weight={max_weight}: must be at least 1")
+        self.correlation = GroupCorrelation(half_life)
+        self._min_observations, self._max_weight = min_observations, max_weight
+
+    @property
+    def weight(self) -> float:
+        """Factor of the anchor advantages, in [1, max_weight]."""
+        if self.correlation.groups < self._min_observations:
+            return 1.0
+        return 1 / max(self.correlation.value, 1 / self._max_weight)
+
+    def observe_groups(self, groups: Sequence[Group], calibrate: Calibrate) -> None:
+        """Count the anchor groups of one step in, after their pairs went into the map."""
+        self.correlation.observe(
+            [(calibrate(group.predicted, group.context.task), group.executed) for group in groups]
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Weight, kappa and the groups observed."""
+        return {
+            "weight": self.weight,
+            "kappa": self.correlation.value,
+            "observations": float(self.correlation.groups),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """State in plain numbers, exact through JSON."""
+        return self.correlation.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned; the settings stay those of the constructor."""
+        self.correlation.load_state_dict(state)
+
+
+AnchorWeight = DisagreementWeight | VarianceWeight | CorrelationWeight
+WEIGHTS = ("disagreement", "variance", "correlation")
 
 
 def make_anchor_weight(kind: str = "disagreement", standardize: bool = True, **settings: Any) -> AnchorWeight:
@@ -245,4 +301,6 @@ def make_anchor_weight(kind: str = "disagreement", standardize: bool = True, **s
         return DisagreementWeight(**settings)
     if kind == "variance":
         return VarianceWeight(standardize, **settings)
+    if kind == "correlation":
+        return CorrelationWeight(**settings)
     raise unknown("denoise.kind", kind, WEIGHTS)

@@ -1,10 +1,11 @@
 """How far the executed and the predicted gradient can be trusted, measured on anchor groups, where both are known.
 
-Knows, for each anchor group, one vector per stream; how they are mixed is decided in `rectified.py`.
+Knows, for each anchor group, one vector per stream; what is made of it is decided elsewhere.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -147,3 +148,51 @@ class StreamMoments:
         self._sum = None
         if state["sum"] is not None:
             self._sum = {name: np.array(vector, np.float64) for name, vector in state["sum"].items()}
+
+
+class GroupCorrelation:
+    """Running correlation of predicted and executed scores inside groups, pooled over the latest anchor groups.
+
+    Attributes:
+        groups: that differed inside, so far.
+    """
+
+    def __init__(self, half_life: float = 64.0) -> None:
+        """Start empty; `half_life` groups after which an observation counts half.
+
+        Raises:
+            ValueError: if it is not positive.
+        """
+        if not half_life > 0:
+            raise ValueError(f"half_life={half_life}: must be above 0 groups")
+        self._decay = 2 ** (-1 / half_life)
+        self._moments = dict.fromkeys(_PAIRS, 0.0)
+        self.groups = 0
+
+    def observe(self, groups: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+        """Count in (predicted, executed) scores (G,) of the groups of one step, NaN where missing."""
+        fade = self._decay ** len(groups)
+        self._moments = {pair: value * fade for pair, value in self._moments.items()}
+        for predicted, executed in groups:
+            both = np.isfinite(predicted) & np.isfinite(executed)
+            p, e = predicted[both], executed[both]
+            if len(e) < 2 or np.ptp(e) == 0:
+                continue
+            p, e = p - p.mean(), e - e.mean()
+            self.groups += 1
+            for pair, value in (("ee", e @ e), ("pp", p @ p), ("ep", e @ p)):
+                self._moments[pair] += float(value)
+
+    @property
+    def value(self) -> float:
+        """In [-1, 1]; 0 while unknown, or where the predictions never differ."""
+        product = self._moments["ee"] * self._moments["pp"]
+        return float(np.clip(self._moments["ep"] / np.sqrt(product), -1, 1)) if product > 0 else 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """State in plain numbers, exact through JSON."""
+        return {"moments": dict(self._moments), "groups": self.groups}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned; the half-life stays that of the constructor."""
+        self._moments, self.groups = dict(state["moments"]), int(state["groups"])

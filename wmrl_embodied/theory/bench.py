@@ -22,7 +22,7 @@ from wmrl_embodied.theory.gradients import AVERAGED, ESTIMATORS, PATIENT, Cell, 
 from wmrl_embodied.theory.learning import train
 
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-LEARNERS = ("real", "real_small", "raw", "debias", "wmrl", "rectified", "fused", PATIENT, AVERAGED)
+LEARNERS = (*(name for name in ESTIMATORS if name != "predicted"), PATIENT, AVERAGED)
 _SINGLE = ("real_small", "predicted", "raw", "debias", "rectified")
 
 
