@@ -104,8 +104,9 @@ def _learning(summary: Mapping[str, Any]) -> Figure:
         (curve, strongest, "Strongest monotone bias"),
         (drift, drifting, "Bias by context, drifting over the first 100 steps"),
     ):
-        for row in rows:
-            axes.loglog(np.arange(1, len(row["curve"])), row["curve"][1:], label=row["learner"])
+        for place, row in enumerate(rows):
+            line = "-" if place < 10 else "--"  # matplotlib has ten colours
+            axes.loglog(np.arange(1, len(row["curve"])), row["curve"][1:], line, label=row["learner"])
         if rows:
             steps = np.arange(1, len(rows[0]["curve"]))
             axes.loglog(steps, rows[0]["curve"][1] / np.sqrt(steps), "k:", label="1/√T, shape of the bound")
