@@ -68,7 +68,7 @@ class AnchorSchedule:
                 f"anchor_budget={self.budget}: must be at least 0 executions, or null for no limit"
             )
         if self.strategy not in STRATEGIES:
-            raise unknown("strategy", self.strategy, STRATEGIES)
+            raise unknown("anchors.strategy", self.strategy, STRATEGIES)
         if not self.gate >= 0:
             raise ValueError(f"gate={self.gate}: must be at least 0")
         if not 0 < self.uniform_share <= 1:
