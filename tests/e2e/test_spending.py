@@ -39,5 +39,20 @@ def test_a_budget_is_spent_where_the_world_model_is_unsure_and_what_is_left_is_s
 def test_a_strategy_that_does_not_exist_is_named_before_anything_starts(command, policy, tmp_path):
     result = command("train", policy, "anchors.strategy=unsure", f"output_dir={tmp_path / 'run'}")
     assert result.code == 2
-    assert "anchors.strategy='unsure': unknown; one of random, uncertain, gate" in result.err
+    assert "anchors.strategy=unsure: must be one of random, uncertain, gate" in result.err
     assert not (tmp_path / "run").exists()
+
+
+def test_words_of_the_limits_are_those_of_the_core():
+    from wmrl_embodied.core.anchors import STRATEGIES
+    from wmrl_embodied.core.debias import FITS
+    from wmrl_embodied.core.denoise import WEIGHTS
+    from wmrl_embodied.runtime.limits import LIMITS
+
+    words = {
+        "anchors.strategy": STRATEGIES,
+        "correction.debias.kind": FITS,
+        "correction.denoise.kind": WEIGHTS,
+    }
+    for key, known in words.items():
+        assert LIMITS[key].among == tuple(known), key

@@ -1,7 +1,7 @@
 """What every number and choice in `configs/` may be; looked at before anything is built, let alone executed.
 
-Knows names and limits, not what a setting is for. Limits that depend on another setting are checked elsewhere, and so
-are words that `core` chooses by: it takes seconds to import, and `--help` reads this.
+Knows names and limits, not what a setting is for. Limits that depend on another setting are checked elsewhere. Words that
+`core` chooses by are repeated here, since it takes seconds to import, and `--help` reads this; a test compares them.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ LIMITS: dict[str, Number | Choice | Text | Switch | Listed] = {
     "anchors.floor": _whole(0),
     "anchors.cap": _whole(0, null=True),
     "anchors.budget": _whole(0, null=True),
-    "anchors.strategy": Text(),
+    "anchors.strategy": Choice(("random", "uncertain", "gate")),
     "anchors.gate": Number(0),
     "anchors.uniform_share": Number(0, 1, above_low=True),
     "correction.name": Text(),
@@ -148,11 +148,11 @@ LIMITS: dict[str, Number | Choice | Text | Switch | Listed] = {
     "correction.min_groups": Number(2, above_low=True),
     "correction.horizon": Number(1),
     "correction.memory": Number(0, 0.99),
-    "correction.debias.kind": Text(),
+    "correction.debias.kind": Choice(("binned", "isotonic")),
     "correction.debias.half_life": Number(0, above_low=True, null=True),
     "correction.debias.shrink_pairs": Number(0, null=True),
     "correction.debias.drift_threshold": Number(0, above_low=True, null=True),
-    "correction.denoise.kind": Text(),
+    "correction.denoise.kind": Choice(("disagreement", "variance", "correlation")),
     "policy_update.learning_rate": _POSITIVE,
     "policy_update.epochs": _whole(1),
     "policy_update.minibatch": _whole(1, null=True),
