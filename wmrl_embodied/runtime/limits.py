@@ -1,7 +1,7 @@
 """What every number and choice in `configs/` may be; looked at before anything is built, let alone executed.
 
-Knows names and limits, not what a setting is for. Limits that depend on another setting are checked elsewhere. Words that
-`core` chooses by are repeated here, since it takes seconds to import, and `--help` reads this; a test compares them.
+Knows names and limits, not what a setting is for. Limits that depend on another setting are checked elsewhere. Words
+that `core` chooses by are repeated here, since it takes seconds to import, and `--help` reads this; a test compares.
 """
 
 from __future__ import annotations
