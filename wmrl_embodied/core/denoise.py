@@ -174,10 +174,7 @@ class VarianceWeight:
         Raises:
             ValueError: for a number out of range.
         """
-        if min_observations < 1:
-            raise ValueError(f"min_observations={min_observations}: must be at least 1")
-        if not max_weight >= 1:
-            raise ValueError(f"max_weight={max_weight}: must be at least 1")
+        _check(min_observations, max_weight)
         self.moments = StreamMoments(half_life)
         self.observations = 0
         self._standardize = standardize
@@ -250,10 +247,7 @@ class CorrelationWeight:
         Raises:
             ValueError: for a number out of range.
         """
-        if min_observations < 1:
-            raise ValueError(f"min_observations={min_observations}: must be at least 1")
-        if not max_weight >= 1:
-            raise ValueError(f"max_weight={max_weight}: must be at least 1")
+        _check(min_observations, max_weight)
         self.correlation = GroupCorrelation(half_life)
         self._min_observations, self._max_weight = min_observations, max_weight
 
@@ -285,6 +279,13 @@ class CorrelationWeight:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; the settings stay those of the constructor."""
         self.correlation.load_state_dict(state)
+
+
+def _check(min_observations: int, max_weight: float) -> None:
+    if min_observations < 1:
+        raise ValueError(f"min_observations={min_observations}: must be at least 1")
+    if not max_weight >= 1:
+        raise ValueError(f"max_weight={max_weight}: must be at least 1")
 
 
 AnchorWeight = DisagreementWeight | VarianceWeight | CorrelationWeight
